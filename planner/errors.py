@@ -93,10 +93,11 @@ def is_like(name: str, known: str) -> bool:
 
 def _nearest(name: str, known: Iterable[str] | Mapping[str, str]) -> tuple[str, ...]:
     meant = known if isinstance(known, Mapping) else {candidate.lower(): candidate for candidate in known}
+    swapped = [known for known in meant if sorted(known) == sorted(name.lower())]
     begin = sorted(filter(name_pattern(name).match, meant), key=lambda known: (len(known), known))
     begin += [known for known in meant if len(known) >= _LEAST_CHARS and name.lower().startswith(known)]
     near = difflib.get_close_matches(name.lower(), meant, n=_CANDIDATES, cutoff=_LIKE)
-    return tuple(dict.fromkeys(meant[known] for known in (*begin, *near)))
+    return tuple(dict.fromkeys(meant[known] for known in (*swapped, *begin, *near)))
 
 
 class PlannerError(Exception):

@@ -34,7 +34,10 @@ OPTIONS: OwnOptions = {
     "executor": valued("--executor", "NAME", "slurm or local: submit jobs"),
     "jobs": (
         Annotated[
-            int, typer.Option("--jobs", min=1, max=1000, help="With --executor: jobs that share the cases")
+            int,
+            typer.Option(
+                "--jobs", metavar="N", min=1, max=1000, help="With --executor: jobs that share the cases"
+            ),
         ],
         1,
     ),

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(
                 f"internal error ({kind}: {str(error)[:200]}), please report it", ExitCode.INTERNAL_ERROR
             )
-        return _fail(f"{told_by_parser(error)[0]}; measure --help lists the commands", ExitCode.USAGE)
+        return _fail(told_by_parser(error, "measure")[0], ExitCode.USAGE)
     return int(result or ExitCode.FITS)
 
 

@@ -50,6 +50,7 @@ def deepspeed_config(scenario: Scenario, *, on_cpu: bool, nvme_path: str | None 
         numbers = {key: getattr(stack, name) for key, name in _STAGE_3.items()}
         zero |= {key: number for key, number in numbers.items() if number >= 0}
         zero |= {f"zero_quantized_{what}": True for what in _QUANTIZED if what in stack.zero3_quantized}
+        zero["leaf_module"] = {"classes": [name for name in stack.zero3_leaves if name != "none"]}
         if recipe.parallel.hpz > 1:
             zero["zero_hpz_partition_size"] = recipe.parallel.hpz
     place = {"device": "nvme", "nvme_path": nvme_path} if recipe.offloads_to_nvme else {"device": "cpu"}

@@ -28,6 +28,7 @@ from planner.predicting import predict_with
 from planner.report.prediction.subject import Subject
 
 EXAMPLE = "plan --model 7b --method qlora --gpu 4090 --seq 1024"
+_CALL = 'planner.estimate(model="7b", method="qlora", gpu="4090", seq=1024)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class How:
     ``calibration``: a name, a file, ``none``, or ``None`` for the one that fits the job.  ``force``: refused
     combinations become warnings.  ``explain``: every term carries the numbers of its formula.  ``advise``:
     look for what could be changed.  ``brief``: only for what the first answer shows.  ``timeline``: memory
-    over the step is to be drawn.  ``why``: name the
-    request that fails, where the job does not fit.
+    over the step is to be drawn.  ``why``: name the request that fails, where the job does not fit.
+    ``in_python``: what is missing is a keyword.
     """
 
     calibration: str | None = None
@@ -48,6 +49,7 @@ class How:
     brief: bool = False
     timeline: bool = False
     why: bool = True
+    in_python: bool = False
 
 
 def answer_job(flags: Mapping[str, object], config: str | None = None, how: How | None = None) -> Subject:
@@ -58,10 +60,12 @@ def answer_job(flags: Mapping[str, object], config: str | None = None, how: How 
         NotModelledError: understood, but no formula covers it.
     """
     request, notes = read_request(flags, config)
-    missing = partial(require, request, *PARTS, example=EXAMPLE, prefix="--")
+    how = how or How()
+    example, prefix = (_CALL, "") if how.in_python else (EXAMPLE, "--")
+    missing = partial(require, request, *PARTS, example=example, prefix=prefix)
     try:
         missing()
-        return answer_request(request, how or How(), notes)
+        return answer_request(request, how, notes)
     except UsageError as error:
         raise with_other_errors(error, request, missing) from None
 

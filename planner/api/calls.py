@@ -48,7 +48,7 @@ def estimate(
         UsageError: something that was given cannot be used, or model, method, card or length was not given.
         NotModelledError: understood, but no formula covers it.
     """
-    subject = answer_job(job_flags(flags, _HOW), path_text(config), How(calibration, force))
+    subject = answer_job(job_flags(flags, _HOW), path_text(config), How(calibration, force, in_python=True))
     return answer_of(subject)
 
 

@@ -29,6 +29,7 @@ class CheckOptions:
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
     is none of a tool that is known; ``words``: what stands behind it, where its text is read.  ``flags``:
     fields of the job that flags say.  ``stack`` and ``gpu``: those that they say; ``lone``: one GPU.
+    ``allocator``: what a command's environment tells PyTorch's allocator.
     """
 
     output_format: str = "human"
@@ -45,6 +46,7 @@ class CheckOptions:
     stack: str = ""
     gpu: str = ""
     lone: bool = False
+    allocator: str = ""
 
     @property
     def beside(self) -> Beside:
@@ -52,7 +54,7 @@ class CheckOptions:
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
         said = replace(beside, words=self.words, flags=self.flags, stack=self.stack, gpu=self.gpu)
-        return replace(said, lone=self.lone)
+        return replace(said, lone=self.lone, allocator=self.allocator)
 
 
 def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:

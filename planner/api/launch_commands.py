@@ -115,6 +115,7 @@ def command_files(
     read = replace(
         options, accelerate=beside, tool=options.tool or job.tool, task=job.task, script=job.script, own=own
     )
+    read = replace(read, allocator=job.allocator)
     if options.tool is None and reads_text(path, job):
         # Its text says more than names of arguments, and than its own name.
         read = replace(read, words=job.given)

@@ -18,6 +18,7 @@ from planner.configs.yaml_or_json import Document, read_document
 from planner.errors import InputFileError, UsageError
 from planner.files.reading import read_text, reading_instead
 from planner.files.structured import toml_table
+from planner.files.writing import check_writable
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,8 @@ def write_all(output: Output) -> None:
     Raises:
         InputFileError: a folder or a file cannot be written.
     """
+    for path in output.texts:
+        check_writable(path)
     waiting: list[tuple[str, Path]] = []
     # The file in hand, which a failure names.
     path = next(iter(output.texts))

@@ -110,11 +110,6 @@ def is_known(package: str, version: str) -> bool:
     return True
 
 
-def last_read(package: str) -> str:
-    """The newest version of ``package`` that was read."""
-    return _file(package).read[-1][1]
-
-
 def changes_of(package: str) -> tuple[str, ...]:
     """Versions of ``package`` since which one of its facts is another, from old to new."""
     file = _file(package)

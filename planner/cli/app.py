@@ -31,6 +31,8 @@ _HELP = """Predict GPU memory, host RAM and step time of a fine-tuning job.
 
 Example: plan --model 7b --method qlora --gpu 4090 --seq 1024
 
+In brackets: what is taken without the flag; [of the stack]: plan stacks lists it.
+
 Exit codes: 0 fits, 1 internal error, 2 usage or unreadable input, 3 GPU memory short, 4 uncertain,
 5 host RAM short, 6 not modelled (no verdict).
 """
@@ -68,10 +70,12 @@ app.callback(invoke_without_command=True)(with_prediction_options(_root))
 
 
 def _check(configs: list[str] | None, **given: Any) -> Outcome:
-    """Will these jobs fit?  With the changes that would make them fit; the exit code is the worst of 1, 2,
-    6, 3, 5, 4, 0.
+    """Say whether the jobs of these files fit, and what would make them fit.
 
-    Reads our own TOML and files of other tools (--tool names them); flags win.
+    Files are TOML of plan's own or of other tools (--tool names them).  Flags win, then the file, then
+    the defaults in brackets.
+
+    The exit code of several is the worst, in the order 1, 2, 6, 3, 5, 4, 0.
 
     Example: plan check train.yaml --gpu 4090 && llamafactory-cli train train.yaml
     """
@@ -91,8 +95,8 @@ app.command("check", cls=CommandUnderHeadings, short_help="Will the jobs of conf
 
 
 def _search(**given: Any) -> Outcome:
-    """Find the best recipes under constraints: every flag is one, commas give choices,
-    what is not given is varied.
+    """Find the best recipes under constraints.  Each flag is one, commas give choices, and what is
+    not given is varied.
 
     Example: plan search --model 8b --gpu 4090 --seq 2048
 

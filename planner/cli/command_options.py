@@ -15,7 +15,8 @@ __all__ = ["CHECK_OPTIONS", "SEARCH_OPTIONS", "VALIDATE_OPTIONS", "Format", "Jso
 
 
 Format = Annotated[
-    str | None, typer.Option("--format", metavar="NAME", help="human, json or markdown", show_default=False)
+    str | None,
+    typer.Option("--format", metavar="NAME", help="human, json or markdown [human]", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Short for --format json")]
 _FORMATS: OwnOptions = {"output_format": (Format, None), "as_json": (Json, False)}
@@ -23,7 +24,7 @@ _CALIBRATION: OwnOptions = {
     "calibration": valued(
         "--calibration",
         "NAME",
-        "Fitted coefficients: a name, a .json file, or none; by default those of this machine, or default",
+        "Fitted coefficients: a name, a .json file, or none [of this machine, else default]",
     )
 }
 
@@ -105,9 +106,9 @@ SEARCH_OPTIONS: OwnOptions = {
         "With --solve seq: lengths above what the model was made for, up to 4,194,304",
     ),
     "confidence": valued(
-        "--confidence", "X", "Chance from which a recipe counts as fitting (0.95, as plan says fits)"
+        "--confidence", "X", "Chance from which a recipe counts as fitting [0.95, as plan says FITS]"
     ),
-    "top": valued("--top", "N", "Recipes to list for each way of training (3)"),
+    "top": valued("--top", "N", "Recipes to list for each method [3]"),
     "config": (Config, None),
     **_CALIBRATION,
     **_FORMATS,
@@ -128,7 +129,7 @@ VALIDATE_OPTIONS: OwnOptions = {
     "history": switch("--history", "Terms from the allocator histories beside the records, too"),
     "cv": (Annotated[str, typer.Option("--cv", metavar="NAME", help="Hold out: none, or source")], "none"),
     "calibration": valued(
-        "--calibration", "NAME", "A name, a .json file, or none; by default the one that ships"
+        "--calibration", "NAME", "Fitted coefficients: a name, a .json file, or none [default]"
     ),
     **_FORMATS,
 }

@@ -104,12 +104,8 @@ def _run(arguments: list[str]) -> int:
         # Typer brings its own copy of Click's exceptions or uses those of Click, depending on its version.
         if not isinstance(error, PlannerError) and callable(getattr(error, "format_message", None)):
             _refuse_values_of_switches(arguments)
-            command = getattr(getattr(error, "ctx", None), "command_path", None) or "plan"
-            sentence, names = told_by_parser(error)
-            listed = "commands" if "no such command" in sentence else "flags"
-            raise _CommandError(
-                f"{sentence}; {command} --help lists the {listed}", ExitCode.USAGE, names
-            ) from None
+            sentence, names = told_by_parser(error, "plan")
+            raise _CommandError(sentence, ExitCode.USAGE, names) from None
         raise
     if isinstance(result, Outcome):
         sys.stdout.write(result.text)

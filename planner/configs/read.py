@@ -19,6 +19,7 @@ from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
+from planner.configs.shared.allocator_variable import say_allocator
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
 from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
@@ -307,6 +308,7 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
                 return _read_as(stack, str(error), partial(read_config, path, tool), beside)
         raise
     say_one_process(reading)
+    say_allocator(beside.allocator, f"{path}: PYTORCH_CUDA_ALLOC_CONF", reading)
     if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
         # The stack that is assumed for such flags has models of its own.
         reading.default("stack", hf_trainer.STACK, f"{chosen.title} launches programs on Transformers")

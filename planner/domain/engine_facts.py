@@ -40,6 +40,9 @@ class EngineFacts:
     zero3_quantized: ZeroQuantized
     """What stage 3 sends in 8 bits (weights) or 4 (gradients between nodes): ``zero_quantized_weights``,
     ``zero_quantized_gradients`` of ZeRO++."""
+    zero3_leaves: tuple[str, ...]
+    """Classes whose modules stage 3 gathers whole, with all that is inside of them (leaf modules): of layers,
+    of mixtures of experts, or of all experts; those of other models change nothing.  ``none``: no class."""
     zero3_quantizes_frozen: bool
     """Parts of weights that are frozen when they are divided are kept in 8 bits
     (``zero_quantized_nontrainable_weights``); those of Transformers are frozen later."""

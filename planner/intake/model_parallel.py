@@ -400,7 +400,10 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif stack.model_parallel == "features":
         shares = hardware.world_size > recipe.parallel.tensor or recipe.sharding.communicates
         read = stack.runs_trainer and stack.fsdp2_casts == "never" and recipe.sharding is FSDP
-        if shares and not read:
+        if read and hardware.world_size == recipe.parallel.tensor:
+            # transformers 5.23 distributed/utils.py initialize_distributed_mesh: no mesh of FSDP then.
+            yield "with sharding fsdp, for which no other GPUs are left: leave --sharding out"
+        elif shares and not read:
             yield (
                 f"on stack '{stack.id}' beside other batches with sharding {recipe.sharding.name}; "
                 "without --stack the answer is for one that has it"

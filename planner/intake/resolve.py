@@ -79,16 +79,11 @@ def resolve(
     return complete(request, look_up(request, reader, model=model), force=force)
 
 
-def with_other_errors(
-    error: UsageError,
-    request: ScenarioRequest,
-    check: Callable[[], None],
-    reader: ConfigReader = model_from_config,
-) -> UsageError:
+def with_other_errors(error: UsageError, request: ScenarioRequest, check: Callable[[], None]) -> UsageError:
     """``error`` and whatever else is wrong: names that no catalog knows, and what ``check`` finds missing."""
     ledger = Ledger(request)
     steps = {
-        "model": lambda: load_model(request.get("model"), reader),
+        "model": lambda: load_model(request.get("model"), model_from_config),
         "gpu": lambda: resolve_hardware(ledger),
         "stack": lambda: load_stack(request.get("stack")),
     }

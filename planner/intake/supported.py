@@ -76,13 +76,18 @@ def is_layer_of_another(name: str, model: ModelSpec) -> bool:
     Source: transformers 5.23.0 models/*/modeling_*.py ``_no_split_modules``; accelerate 1.15.0
     utils/dataclasses.py set_auto_wrap_policy; peft 0.20.0 utils/other.py fsdp_auto_wrap_policy.
     """
-    family = _folded(_WORD_FOR_LAYER.sub("", name))
-    others = {_folded(each) for each in supported_architectures()}
-    own = {_folded(model.architecture), _folded(model.decoder)}
-    return not model.remote_code and family in others - own
+    family = folded(_WORD_FOR_LAYER.sub("", name))
+    others = {folded(each) for each in supported_architectures()}
+    return not model.remote_code and family in others - names_of(model)
 
 
-def _folded(name: str) -> str:
+def names_of(model: ModelSpec) -> frozenset[str]:
+    """What the classes of a model may be called after, :func:`folded`."""
+    return frozenset({folded(model.architecture), folded(model.decoder)})
+
+
+def folded(name: str) -> str:
+    """A ``model_type``, or the beginning of the name of a class, as both are written alike."""
     return name.lower().removesuffix("_text").replace("_", "")
 
 

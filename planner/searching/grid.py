@@ -49,11 +49,6 @@ class Grid:
     step_s: Floats | None
     intervals: GridIntervals | None = None
 
-    @property
-    def n_scenarios(self) -> int:
-        """Scenarios answered."""
-        return self.batch.size * self.length.size
-
 
 def estimate_grid(
     base: Scenario,

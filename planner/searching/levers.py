@@ -15,6 +15,7 @@ from planner.errors import NotModelledError, RefusedCombinationError, UsageError
 from planner.predicting import PRIORS, predict_with
 from planner.searching.affordable import is_affordable_beside, n_affordable
 from planner.searching.common_stacks import runs_sharding
+from planner.searching.compared import host_bytes, step_ratio, usd_ratio
 from planner.searching.moves import (
     CHEAP,
     KINDS,
@@ -117,8 +118,10 @@ class Lever:
 
     @property
     def nothing_more(self) -> str:
-        """The words where no number says what it costs."""
-        return "time" if self.kind == "time" and self.step_time_ratio is None else "free"
+        """The words where no number says what it costs; without a step time nobody knows that it is free."""
+        if self.step_time_ratio is not None:
+            return "free"
+        return "time" if self.kind == "time" else "time unknown"
 
     @property
     def cost_text(self) -> str:
@@ -194,6 +197,14 @@ class _Judge:
         """The same changes, estimated by this judge."""
         return [replace(trial, lever=self._lever(trial.move, trial.after)) for trial in trials]
 
+    def confirmed(self, trial: _Trial) -> _Trial:
+        """``trial``; where a quick answer says that the job fits, with the verdict of a replay."""
+        if not (self._quick and trial.lever.fits and is_affordable_beside(self._scenario, trial.after)):
+            return trial
+        replayed = predict_with(trial.after, self._model)
+        chance = replayed.fits_probability
+        return replace(trial, lever=replace(trial.lever, verdict=replayed.verdict, fits_probability=chance))
+
     def _after(self, move: Move) -> Scenario | None:
         """The job after the move, or ``None`` where that breaks a rule that the job did not break before (it
         may be forced).
@@ -213,7 +224,7 @@ class _Judge:
         quick = self._quick or not is_affordable_beside(self._scenario, after)
         before, compared = self.base, predict_with(after, self._model, quick=quick)
         prediction = near_the_limit(after, self._model, compared) if quick else compared
-        ratio = _step_ratio(before, prediction)
+        ratio = step_ratio(before, prediction)
         saved = float(before.memory.must_have_bytes) - float(compared.memory.must_have_bytes)
         saved_host = float(before.host.required_per_node_bytes) - float(
             prediction.host.required_per_node_bytes
@@ -225,8 +236,8 @@ class _Judge:
             saves_bytes=max(0, round(saved)),
             saves_host_bytes=max(0, round(saved_host)),
             step_time_ratio=ratio,
-            host_bytes=_host_bytes(self._scenario, before, after, prediction),
-            usd_ratio=_usd_ratio(self._scenario, before, after, prediction),
+            host_bytes=host_bytes(self._scenario, before, after, prediction),
+            usd_ratio=usd_ratio(self._scenario, before, after, prediction),
             verdict=prediction.verdict,
             fits_probability=prediction.fits_probability,
         )
@@ -376,10 +387,13 @@ def _downhill(
     """The first of ``starts`` that fits; else the best of them with whatever saves most on top of it, and so
     on until it fits, by changes of these ``kinds``, ``with_stacks`` by another stack at the end.
     """
-    if fitting := [trial for trial in starts if trial.lever.fits]:
-        return fitting[:1]
-    best = max(starts, key=lambda trial: trial.lever.saves_bytes, default=None)
-    while best is not None and not best.lever.fits:
+    confirmed = list[_Trial]()
+    for trial in starts:
+        confirmed.append(judge.confirmed(trial))
+        if confirmed[-1].lever.fits:
+            return confirmed[-1:]
+    best = max(confirmed, key=lambda trial: trial.lever.saves_bytes, default=None)
+    while best is not None and not (best := judge.confirmed(best)).lever.fits:
         others = [
             move
             for move in moves(best.after)
@@ -451,30 +465,6 @@ def _joined(first: Move, second: Move) -> Move:
     topic, description = f"{first.topic}+{second.topic}", f"{first.description} + {second.description}"
     hardware = first.hardware or second.hardware
     return Move(topic, kind, description, flags, hardware, second.stack or first.stack)
-
-
-def _step_ratio(before: Prediction, after: Prediction) -> float | None:
-    if before.time is None or after.time is None:
-        return None
-    return float(after.time.step_s) / float(before.time.step_s)
-
-
-def _host_bytes(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> int:
-    """Host RAM that a node needs on top; other cards stand in another node."""
-    if replace(changed.hardware, nodes=scenario.hardware.nodes) != scenario.hardware:
-        return 0
-    more = float(after.host.required_per_node_bytes) - float(before.host.required_per_node_bytes)
-    return max(0, round(more))
-
-
-def _usd_ratio(scenario: Scenario, before: Prediction, changed: Scenario, after: Prediction) -> float | None:
-    """Known on the card whose price was given only."""
-    if scenario.run.usd_per_gpu_hour is None or changed.hardware.gpu != scenario.hardware.gpu:
-        return None
-    if before.time is None or after.time is None:
-        return None
-    gpus = changed.hardware.world_size / scenario.hardware.world_size
-    return gpus * float(before.time.samples_per_s) / float(after.time.samples_per_s)
 
 
 def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:

@@ -21,6 +21,7 @@ from planner.intake.given.fields import FIELD_OF_COLUMN, REQUEST_FIELDS
 from planner.intake.given.request import Given, ScenarioRequest
 from planner.intake.resolve import LookedUp, assembled
 from planner.intake.rules.all_rules import RULES, Case
+from planner.intake.rules.all_rules import refusals as refused_by_rules
 
 # Values of flags: text, ``True`` for a switch, ``None`` for a flag of the job that is left out.
 Flags = Mapping[str, str | bool | None]
@@ -109,9 +110,8 @@ def with_sizes(
 
 
 def refusals(scenario: Scenario) -> dict[str, str]:
-    """Message of every rule that refuses the scenario, by the rule's id."""
-    case = Case(scenario, request_of(scenario).values)
-    return {rule.id: rule.message(case) for rule in RULES if rule.level != "warn" and rule.applies(case)}
+    """What every rule that refuses the scenario says, by the rule's id."""
+    return refused_by_rules(Case(scenario, request_of(scenario).values))
 
 
 def warnings_about(scenario: Scenario) -> frozenset[str]:

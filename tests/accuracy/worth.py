@@ -12,8 +12,9 @@ import numpy as np
 from planner.calibration.fit.calibrate import EARNED
 from planner.calibration.fit.problem import Problem, make_problem
 from planner.calibration.fit.screen import screen
+from planner.calibration.fit.solver import penalised
 from planner.calibration.fit.split import cross_fit
-from planner.calibration.fit.targets import QUANTITIES, Floats, penalised, targets_of
+from planner.calibration.fit.targets import QUANTITIES, Floats, targets_of
 from planner.domain.run_record import RunRecord
 
 _FAR = 4.0
@@ -56,5 +57,6 @@ def _mean_error(problem: Problem, errors: Floats, group: str) -> float:
     """
     limit = _FAR * problem.noise
     mine = [i for i, target in enumerate(problem.targets) if target.group == group]
-    sizes = [min(abs(penalised(errors[i : i + 1], problem.targets[i].bound)[0]), limit) for i in mine]
+    counted = np.abs(penalised(errors, [target.bound for target in problem.targets]))
+    sizes = np.minimum(counted, limit)[mine]
     return float(np.average(sizes, weights=[problem.targets[i].weight for i in mine]))

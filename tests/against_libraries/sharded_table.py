@@ -90,6 +90,9 @@ llama-3.1-8b  qlora zero3  4  none              1  true   2  2048  bf16
 qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024  bf16
 qwen2.5-7b    qlora fsdp   4  none              1  true   4  1024
 qwen2.5-1.5b  qlora fsdp   2  optimizer+params  1  true   2  1024  bf16
+granite-3.0-1b-a400m full zero3 4 none          1  false  2  1024
+qwen1.5-moe-a2.7b full zero3 8 none             1  true   1  1024
+qwen3-30b-a3b full  zero3  8  none              1  true   1  2048
 qwen2.5-0.5b  full  zero3  4  none              1  true   2  1024  -  -  2
 llama-3.2-1b  full  zero3  4  none              4  false  2  1024  -  -  2
 llama-3.1-8b  full  zero3  8  none              1  true   1  2048  -  2  8

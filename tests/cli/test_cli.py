@@ -129,6 +129,7 @@ def test_an_architecture_without_formulas_exits_with_6(capsys: Captured, tmp_pat
     [
         ("--model", "llama-2-7bb", "llama-2-7b"),
         ("--gpu", "rtx4091", "rtx4090"),
+        ("--gpu", "4900", "nearest: rtx4090"),
         ("--method", "qlorra", "qlora"),
         ("--optimizer", "adamw_troch", "adamw_torch"),
         ("--stack", "hf-trainer@55", "hf-trainer@5"),
@@ -142,6 +143,26 @@ def test_unknown_names_list_the_nearest(capsys: Captured, flag: str, value: str,
     message = refused(capsys, *arguments)
     assert f"'{value}'" in message
     assert nearest in message
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        ("serach --model 7b", "nearest: search; plan --help lists the commands"),
+        ("7b qlora 4090", "settings are given by flags (--model 7b)"),
+    ],
+)
+def test_an_unknown_command_is_one_sentence(capsys: Captured, words: str, way: str) -> None:
+    """The nearest command, or how a setting is given; without a question inside of it."""
+    message = refused(capsys, *words.split())
+    assert way in message
+    assert "?" not in message
+
+
+def test_a_price_alone_asks_for_the_samples_only(capsys: Captured) -> None:
+    """What is given is not asked for again."""
+    assert main([*JOB, "--price", "2"]) == 0
+    assert "--samples for time and cost" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("missing", ["--model", "--method", "--gpu", "--seq"])

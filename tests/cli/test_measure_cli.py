@@ -107,7 +107,7 @@ def test_without_torch_the_extra_is_named() -> None:
         ),
         (["trace", "--model", "7b", "--method", "lora", "--seq", "no"], "seq must be a whole number"),
         (["trace", "--model", "7c", "--method", "lora", "--seq", "128"], "unknown model '7c'"),
-        (["trace", "--sequence", "128"], "measure --help lists the commands"),
+        (["trace", "--sequence", "128"], "measure trace --help lists the flags"),
         (["run-away"], "measure --help lists the commands"),
     ],
 )

@@ -111,7 +111,7 @@ def _solve_linear(problem: Problem, linear: _Linear, weights: Floats) -> Floats:
     target = slopes @ start - errors
     point: Floats = start
     for _ in range(_REWEIGHTINGS):
-        counted = _one_sided(errors + slopes @ (point - start), bounds)
+        counted = penalised(errors + slopes @ (point - start), bounds)
         each = np.where(
             counted == 0.0, 0.0, weights[seen] / problem.noise**2 * _robust_weight(counted, problem)
         )
@@ -126,7 +126,8 @@ def _solve_linear(problem: Problem, linear: _Linear, weights: Floats) -> Floats:
     return solution
 
 
-def _one_sided(errors: Floats, bounds: Sequence[str]) -> Floats:
+def penalised(errors: Floats, bounds: Sequence[str]) -> Floats:
+    """The parts of log errors that count: all, or only what lies on the wrong side of a bound."""
     low = np.array([bound == "at_least" for bound in bounds])
     high = np.array([bound == "at_most" for bound in bounds])
     return np.where(low, np.minimum(errors, 0.0), np.where(high, np.maximum(errors, 0.0), errors))
@@ -158,7 +159,7 @@ def objective(problem: Problem, errors: Floats, point: Floats, weights: Floats) 
     """What a fit minimises: robust squared residuals in units of the noise,
     and squared distances from the priors.
     """
-    counted = _one_sided(errors, [target.bound for target in problem.targets])
+    counted = penalised(errors, [target.bound for target in problem.targets])
     return float(np.sum(weights * (_robust(counted, problem) / problem.noise) ** 2) + np.sum(point**2))
 
 
@@ -167,7 +168,7 @@ def _posterior(problem: Problem, linear: _Linear, weights: Floats) -> Floats:
 
     A bound that is kept says nothing, and a far reading as much as it counts in the fit.
     """
-    counted = _one_sided(linear.errors, [target.bound for target in problem.targets])
+    counted = penalised(linear.errors, [target.bound for target in problem.targets])
     says = np.array([target.bound == "both" for target in problem.targets]) | (counted != 0.0)
     scaled = (
         linear.slopes * (np.sqrt(weights * says * _robust_weight(counted, problem)) / problem.noise)[:, None]

@@ -181,12 +181,3 @@ def log_errors(target: Target, offsets: Mapping[str, Floats], count: int) -> Flo
         target.measured
     )
     return logs
-
-
-def penalised(error: Floats, bound: Bound) -> Floats:
-    """The part of a log error that counts: all of it, or only what lies on the wrong side of a bound."""
-    if bound == "at_least":
-        return np.minimum(error, 0.0)
-    if bound == "at_most":
-        return np.maximum(error, 0.0)
-    return error

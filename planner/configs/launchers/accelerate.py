@@ -8,10 +8,10 @@ from __future__ import annotations
 from planner.configs.launchers.deepspeed_json import read_deepspeed, swap_for_cpu_adam
 from planner.configs.launchers.fsdp_keys import DEEPSPEED_FILE, Beside, FsdpKeys, read_fsdp, referred
 from planner.configs.launchers.launch import LAUNCH_LINE, OPEN_NODES, VISIBLE
-from planner.configs.launchers.zero import read_zero_buckets, say_offload, say_zero
+from planner.configs.launchers.zero import read_zero_buckets, say_leaves, say_offload, say_zero
 from planner.configs.said_by_file import Reading, Shards
 from planner.configs.shared.kernels import read_attention
-from planner.configs.shared.key_tables import names_in, texts_in
+from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys, is_left_open
 from planner.errors import UsageError, show
 
@@ -36,7 +36,6 @@ _HARMLESS = names_in("accelerate.toml", "harmless")
 _KINDS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 _DEEPSPEED_HARMLESS = names_in("accelerate.toml", "harmless_of_deepspeed")
-_OF_STAGE_3 = texts_in("accelerate.toml", "unmodelled_of_stage_3")
 
 
 def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
@@ -72,7 +71,7 @@ def read_accelerate(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_deepspeed(deepspeed, reading, beside)
         if reading.value("sharding") == "zero3":
             # accelerate 1.15 accelerator.py _prepare_deepspeed: set_moe_leaf_modules.
-            deepspeed.refuse_switched_on(_OF_STAGE_3)
+            say_leaves(deepspeed, "deepspeed_moe_layer_cls_names", reading)
     _read_parallelism(keys, reading, kind)
     keys.skip(_HARMLESS)
     # Tables of another kind of distribution say nothing about this job.

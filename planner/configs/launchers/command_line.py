@@ -25,6 +25,7 @@ from planner.configs.launchers.launched_processes import (
     of_llama_factory,
     of_torchrun,
     processes,
+    refuse_unread,
     refuse_unsure,
     say_task_of_v1,
     say_visible,
@@ -53,6 +54,7 @@ from planner.configs.launchers.script_names import (
 from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.launchers.variables import EVERY_GPU
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
 from planner.errors import REFUSED_BY_TOOL, InputFileError, PlannerError, UsageError, show
@@ -98,7 +100,7 @@ class Started:
     ``words``: as they were written.  ``tool``: where the command itself says it.  ``task``: the one that the
     script's name says.  ``stock``: whose launch file is counted in place of one that is not there.
     ``no_launch``: why the one that it names cannot be read.  ``given``: the words behind a script;
-    ``unread``: why they are no arguments by name.
+    ``unread``: why they are no arguments by name.  ``allocator``: what the environment tells PyTorch's.
     """
 
     words: list[str]
@@ -111,6 +113,7 @@ class Started:
     no_launch: InputFileError | None = None
     given: tuple[str, ...] = ()
     unread: PlannerError | None = None
+    allocator: str = ""
 
     @property
     def says_its_tool(self) -> bool:
@@ -220,6 +223,9 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
     say_visible(path, job.launch, variables)
     if "enable_fsdp" in job.arguments:
         job.arguments |= {name: True for name in LOADS_ON_HOST if is_on(variables, name)}
+    else:
+        refuse_unread(path, variables)
+    job.allocator = next((variables[name] for name in ALLOCATOR_VARIABLES if variables.get(name)), "")
     if job.tool in (MS_SWIFT, MEGATRON):
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}

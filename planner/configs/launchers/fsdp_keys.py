@@ -50,6 +50,7 @@ class Beside:
     ``own``: it is none of a tool that is known; ``words``: what stands behind it, where its text is read.
     ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
     its keys fit several.  ``gpu``: the name of the card, where one is given; ``lone``: one GPU is.
+    ``allocator``: what a command's environment tells PyTorch's allocator.
     """
 
     deepspeed: Path | None = None
@@ -63,6 +64,7 @@ class Beside:
     stack: str = ""
     gpu: str = ""
     lone: bool = False
+    allocator: str = ""
 
     @property
     def given(self) -> bool:

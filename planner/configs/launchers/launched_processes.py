@@ -7,6 +7,7 @@ cuda/__init__.py _parse_visible_devices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ _DECIDE = (
     *_OTHER_WAYS,
 )
 
+# accelerate 1.15 state.py and utils/dataclasses.py; torch 2.13 c10/cuda/CUDACachingAllocator.cpp.
+_UNREAD = re.compile(
+    r"ACCELERATE_(?:USE_|MIXED_PRECISION|GRADIENT_ACCUMULATION|DYNAMO|DEEPSPEED)"
+    r"|PYTORCH_NO_CUDA_MEMORY_CACHING"
+)
+_OFF = ("", "0", "false", "no", "none")
+
 LOADS_ON_HOST = ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING")
 """Variables with which Transformers keeps a packed model in host RAM until FSDP divides it (4.57.1
 modeling_utils.py is_fsdp_enabled)."""
@@ -53,6 +61,15 @@ def refuse_unsure(path: Path, variables: Mapping[str, str]) -> None:
             raise UsageError(
                 f"{path}: {name} is set under a condition, in a function or from itself: "
                 "give the command with its value by --command"
+            )
+
+
+def refuse_unread(path: Path, variables: Mapping[str, str]) -> None:
+    """Raises: NotModelledError at a variable that moves memory, and of which nothing is read."""
+    for name, value in variables.items():
+        if _UNREAD.match(name) and value.lower() not in _OFF:
+            raise NotModelledError(
+                f"{path}: {name}={show(value)}: what this variable changes is not modelled"
             )
 
 

@@ -42,9 +42,13 @@ _KEYWORDS = frozenset({"if", "elif", "then", "while", "until", "do", "else", "{"
 # Programs that start another one, with the words that they take before it.
 _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0, "uv": 1, "poetry": 1}
 
-# Programs that start another one in a container, with options before it; none of these may set its processes.
+# Programs that start another one in a container, with options before it; none of these may set its GPUs, or
+# a variable that counts.
 _CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman"})
-_OF_PROCESSES = re.compile("CUDA_VISIBLE|NPROC_PER_NODE|USE_V1|USE_MCA")
+_OF_JOB = re.compile(
+    "CUDA_VISIBLE|NPROC_PER_NODE|USE_V1|USE_MCA|USE_MEGATRON_BRIDGE|ALLOC_CONF|NO_CUDA_MEMORY|ACCELERATE_"
+    r"|--gpus(?:=|\s+)(?!\W*all\b)"
+)
 # What starts processes of its own, once on each node behind ``srun`` with its options.
 _LAUNCHERS = re.compile("accelerate|torchrun|deepspeed|tune|llamafactory-cli|swift")
 # What `uv run` and its like start behind options of their own.
@@ -302,7 +306,7 @@ def _bare(command: list[str]) -> list[str]:
         del words[: next((index for index in range(len(words)) if _launches(words[index:])), 0)]
     elif words and (words[0].startswith("-") or words[0] in _CONTAINERS):
         start = next((index for index, word in enumerate(words) if _STARTED.fullmatch(word)), 0)
-        if not any(map(_OF_PROCESSES.search, words[:start])):
+        if not _OF_JOB.search(" ".join(words[:start])):
             del words[:start]
     end = next((index for index, word in enumerate(words) if word and set(word) <= set("<>&")), len(words))
     return words[:end]

@@ -182,11 +182,33 @@ def read_zero_buckets(zero: Keys, reading: Reading) -> None:
     stage = zero.get("stage")
     if stage == 3:
         zero.refuse_switched_on(_STAGE_3_UNMODELLED)
+        _read_leaves(zero, reading)
         _read_stage_3(zero, reading)
     elif stage:
         _read_buckets(zero, reading)
     else:
         zero.skip((*_STAGE_3, "allgather_bucket_size", "overlap_comm"))
+    zero.skip(("leaf_module",))
+
+
+def _read_leaves(zero: Keys, reading: Reading) -> None:
+    """Classes of modules that stage 3 gathers whole, in the place of DeepSpeed's own list.
+
+    Source: DeepSpeed 0.19.8 runtime/zero/leaf_module_config.py.
+    """
+    part = zero.part("leaf_module")
+    if part is None:
+        return
+    for name in ("names", "name_suffixes"):
+        if part.get(name):
+            raise part.not_modelled(name, "modules gathered whole are read by their classes: write classes")
+    say_leaves(part, "classes", reading)
+
+
+def say_leaves(keys: Keys, name: str, reading: Reading) -> None:
+    """Enter the classes of modules that ZeRO-3 gathers whole."""
+    if keys.has(name):
+        reading.switch("zero3_leaves", "+".join(keys.names(name)) or "none", keys.where(name))
 
 
 def _read_buckets(zero: Keys, reading: Reading) -> None:

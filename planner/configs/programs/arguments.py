@@ -162,8 +162,8 @@ class _Table:
         self._refuse_other_models(model, task)
         table = self._settings(trainer)
         self._leave_length_of_run(table)
-        if self._walk.expands:
-            table["expandable_segments"] = True
+        if self._walk.allocator:
+            table["allocator"] = self._walk.allocator
         if isinstance(model, Model):
             task = self._seen_as(model, task, table)
         tool = TRAINER if trainer.kind == "Trainer" else TRL
@@ -290,6 +290,8 @@ class _Table:
             raise self._refused(model, f"line {model.frozen} freezes all of its weights, without adapters")
         if model.norms_raised:
             table["norms_in_fp32"] = True
+        if model.gathered_whole:
+            table["gathered_whole"] = model.gathered_whole
         if model.kind == "AutoLigerKernelForCausalLM":
             # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
             table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True

@@ -9,6 +9,19 @@ from collections.abc import Callable
 from typing import Any
 
 from planner.configs.programs.library_classes import start_of
+from planner.configs.programs.looks import (
+    GIVES_PARTS,
+    HANDS_PARTS_ON,
+    HARMLESS_ATTRIBUTES,
+    HARMLESS_METHODS,
+    READS_SETTINGS,
+    TELLS,
+    changes,
+    is_harmless_call,
+    is_harmless_setting,
+    is_told,
+    only_reads,
+)
 from planner.configs.programs.options import ABSENT
 from planner.configs.programs.parsed import Arguments, Asked, Parser
 from planner.configs.programs.python_calls import Card, PythonCalls
@@ -22,11 +35,14 @@ from planner.configs.programs.values import (
     Module,
     Opened,
     Own,
+    Part,
     Unknown,
     changed_list,
     changed_table,
     changed_text,
     is_known,
+    leaves,
+    part,
     unknown,
 )
 from planner.words import words
@@ -43,59 +59,17 @@ _TRAINER = re.compile(r"\w*Trainer$")
 _PREPARES = re.compile(r"prepare_model_for_(?:kbit|int8)_training$")
 _MAKES = re.compile(r"\w*ForCausalLM|Fast\w*Model|\w*Trainer$|get_peft_model|\w*LoraConfig|prepare_model")
 _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|typer\.run)$")
+_ENDS = words("builtins.exit builtins.quit sys.exit os._exit")
 _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
-# What changes the code, the dtype or the card under a model that it is not given, or puts another on it.
-_CHANGES = re.compile(
-    r"(?!\w*[Dd]ispatch)(?:\w*[Pp]atch\w*|\w*[Mm]onkey\w*|replace_\w*(?:attn|attention|forward)\w*"
-    r"|apply_liger\w*|set_default_(?:dtype|tensor_type)"
-    r"|set_per_process_memory_fraction|autocast|pipeline|LLM|exec"
-    r"|enable_(?:flash|mem_efficient)_sdp|sdpa?_kernel|use_deterministic_algorithms|enable_full_determinism)$"
-)
-# The argument with which these leave things as they are.
-_AS_IT_IS = {
-    "enable_flash_sdp": True,
-    "enable_mem_efficient_sdp": True,
-    "use_deterministic_algorithms": False,
-}
+_GATHERS_WHOLE = "set_z3_leaf_modules"
 # The CUDA compute capability of the first cards with units for bfloat16.
 _FIRST_WITH_BF16 = (8, 0)
-# What takes a model or a trainer and leaves it as it is.
-_HARMLESS_CALL = re.compile(
-    r"(?:DataCollator\w*|\w*Collator|\w*Callback|print|len|type|isinstance|hasattr|getattr|id|str|repr"
-    r"|callable|for_training|for_inference|summary|watch)$"
-)
 # What hands its first argument on, with other labels.
 _HANDS_ON = re.compile(r"train_on_responses_only$")
-_HARMLESS_METHODS = frozenset(
-    words(
-        """
-        print_trainable_parameters train eval enable_input_require_grads get_memory_footprint
-        num_parameters named_parameters parameters named_modules modules state_dict add_callback
-        save_model save_state save_pretrained save_pretrained_merged save_pretrained_gguf push_to_hub
-        push_to_hub_merged push_to_hub_gguf log_metrics save_metrics evaluate config_class tie_weights
-        is_world_process_zero is_local_process_zero get_nb_trainable_parameters create_model_card
-        accelerator_config is_parallelizable get_train_dataloader get_eval_dataloader
-        """
-    )
-)
-_READS_SETTINGS = words(
-    """
-    main_process_first get_process_log_level get_warmup_steps to_dict to_json_string to_sanitized_dict
-    """
-)
 _NOT_COUNTED = {
     "resize_token_embeddings": "counted with the vocabulary of the checkpoint",
     "generate": "what is generated here is not counted",
 }
-HARMLESS_ATTRIBUTES = words("is_parallelizable model_parallel")
-"""Of a model: what a Trainer takes for a model over several GPUs, whatever it is."""
-# Parts of a model or a trainer that tell of it, and through which nothing of a step is changed.
-_TELLS = words(
-    """
-    device dtype config generation_config name_or_path hf_device_map state tokenizer processing_class
-    train_dataset eval_dataset
-    """
-)
 _DTYPES = {
     **{name: name for name in ("bfloat16", "float16", "float32", "uint8")},
     "half": "float16",
@@ -139,6 +113,7 @@ class Calls(PythonCalls):
             "pipeline": self._piped,
             "setup_chat_format": self._with_tokens,
             "compile": self._compiled,
+            _GATHERS_WHOLE: self._gathered_whole,
         }
 
     @abstractmethod
@@ -160,6 +135,16 @@ class Calls(PythonCalls):
     @abstractmethod
     def called_on_base(self, node: ast.Call, name: str) -> Any:
         """What a method of the class gives back from which the present one is derived."""
+
+    @abstractmethod
+    def stop(self, node: ast.AST) -> None:
+        """The program ends."""
+
+    @abstractmethod
+    def hand_over(self, node: ast.Call, values: list[Any], *, foreign: bool) -> None:
+        """Functions of the program that something else calls, and settings that they, or a ``foreign``
+        function, may change.
+        """
 
     @abstractmethod
     def asked(self, own: Own) -> Asked:
@@ -204,6 +189,8 @@ class Calls(PythonCalls):
             return self._of_package(node, owner)
         if isinstance(owner, Arguments):
             owner.asked.add(node.attr)
+        if isinstance(owner, Part):
+            return unknown(node) if owner.settings else _inner(node)
         if isinstance(owner, Made):
             return self._part(node, owner)
         if isinstance(owner, Own) and isinstance(owner.node, ast.ClassDef):
@@ -230,11 +217,14 @@ class Calls(PythonCalls):
             return dtype if is_known(dtype) and dtype in _DTYPES.values() else unknown(node)
         if node.attr in owner.given:
             return owner.given[node.attr]
+        if node.attr == "__dict__" and not isinstance(owner, Model):
+            return owner.given
         method = self.method_of(owner.by, node.attr) if owner.by is not None else None
         if method is not None and {"property", "cached_property"} & set(method.marks):
             return self.called_as(method, owner, ([], {}))
-        start = start_of(owner, node.attr)
-        return start[0] if start else unknown(node)
+        if start := start_of(owner, node.attr):
+            return start[0]
+        return _inner(node) if isinstance(owner, Model) or _TRAINER.match(owner.kind) else unknown(node)
 
     def call(self, node: ast.Call) -> Any:
         """What a call gives back, with its effect on what trains.
@@ -244,6 +234,10 @@ class Calls(PythonCalls):
             TrainedError: the trainer trains.
         """
         if isinstance(node.func, ast.Attribute):
+            if node.func.attr == "__setattr__":
+                itself = ast.Name("__self__") if _is_base(node.func) else node.func.value
+                self.set_named(node, [itself, *node.args][-3:])
+                return None
             if _is_base(node.func):
                 return self.called_on_base(node, node.func.attr)
             owner = self.value(node.func.value)
@@ -254,9 +248,11 @@ class Calls(PythonCalls):
             called = self.value(node.func)
         if isinstance(called, Own):
             return self.inlined(called, node)
+        if isinstance(called, Made) and called.by and (method := self.method_of(called.by, "__call__")):
+            return self.called_as(method, called, self.arguments(node))
         if isinstance(called, Library):
             return self._of_library(node, called)
-        return self._unknown_call(node, "")
+        return self._unknown_call(node, "", called)
 
     def _done_by(self, node: ast.Call, owner: Any, name: str) -> tuple[Any] | None:
         """What a method gives back; in a tuple, for it may be nothing.  ``None`` where it is a function."""
@@ -267,21 +263,32 @@ class Calls(PythonCalls):
             return (owner,)
         if isinstance(owner, dict | list):
             return (self._of_values(node, owner, name),)
+        if isinstance(owner, Part) and owner.settings and name == "update":
+            self._update_config(node)
+            return (None,)
         if isinstance(owner, Parser):
             return (self.done_with_parser(node, owner, name),)
         if isinstance(owner, Made):
             return (self._method(node, owner, name),)
         method = self.method_of(owner, name) if isinstance(owner, Own) else None
-        if isinstance(owner, Own) and method is not None and method.marks:
+        if isinstance(owner, Own) and method is not None:
             return (self.called_as(method, owner, self.arguments(node)),)
         return None
 
     def _of_values(self, node: ast.Call, owner: dict[str, Any] | list[Any], method: str) -> Any:
         placed, given = self.arguments(node)
         if isinstance(owner, dict):
-            return changed_table(owner, method, placed, given)[0]
+            found = changed_table(owner, method, placed, given)[0]
+            self.ask_names(node)
+            return found
         changed_list(owner, method, placed)
         return unknown(node)
+
+    def _update_config(self, node: ast.Call) -> None:
+        placed, given = self.arguments(node)
+        tables = [each if isinstance(each, dict) else {"**": each} for each in (*placed, given)]
+        if not all(is_harmless_setting(name) for table in tables for name in table):
+            raise self.refused(node, "what this changes in what is trained is not known")
 
     def _of_library(self, node: ast.Call, library: Library) -> Any:
         if (parser := self.made_parser(node, library)) is not None:
@@ -292,10 +299,13 @@ class Calls(PythonCalls):
                 return self.started_with_words(started, node)
         if _PARSES.search(library.name):
             self.parses = node.lineno
+        if library.name in _ENDS:
+            self.arguments(node)
+            self.stop(node)
         if answer := self.of_card(library) or self._plain(node, library):
             return answer[0]
-        made = self._made(node, library) if library.trains else None
-        return self._unknown_call(node, library.last) if made is None else made
+        made = self._made(node, library) if library.trains or library.last == _GATHERS_WHOLE else None
+        return self._unknown_call(node, library.last, library) if made is None else made
 
     def _made(self, node: ast.Call, library: Library) -> Any:
         """What a call of a library that trains makes; nothing where it is none that is known."""
@@ -333,6 +343,17 @@ class Calls(PythonCalls):
         model = self.arguments(node, ("model",))[1].get("model")
         if isinstance(model, Model) and not self.has_already(model):
             raise self.refused(node, "compiled models are not modelled")
+        return unknown(node)
+
+    def _gathered_whole(self, node: ast.Call) -> Unknown:
+        """Modules of some classes become leaves of ZeRO-3 (deepspeed 0.19.8 utils/z3_leaf_module.py)."""
+        names = ("model", "leaf_module_classes")
+        model, classes = (self.arguments(node, names)[1].get(name) for name in names)
+        named = classes if isinstance(classes, list) else []
+        found = [each.last if isinstance(each, Library) else each for each in named]
+        if not isinstance(model, Model) or not found or not all(isinstance(each, str) for each in found):
+            raise self.refused(node, "which modules of which model ZeRO-3 gathers whole is not known")
+        model.gathered_whole += found
         return unknown(node)
 
     def has_already(self, model: Any) -> bool:
@@ -390,26 +411,29 @@ class Calls(PythonCalls):
             raise TrainedError
         if owner.kind == "Accelerator":
             return self._accelerated(node, owner, name)
-        if isinstance(owner, Model):
-            if name == "gradient_checkpointing_enable":
-                owner.checkpoints = Made(
-                    name, self.arguments(node, ("gradient_checkpointing_kwargs",))[1], node.lineno
-                )
-                return None
-            if name in _NOT_COUNTED:
-                owner.remarks.append((node.lineno, _NOT_COUNTED[name]))
-                return unknown(node)
-            placed, given = self.arguments(node)
-            if name in ("to", "cuda") and not any(map(_is_dtype, (*placed, *given.values()))):
-                return owner
+        if isinstance(owner, Model) and (answer := self._of_model(node, owner, name)):
+            return answer[0]
         method = self.method_of(owner.by, name) if owner.by is not None else None
         if method is not None:
             return self.called_as(method, owner, self.arguments(node))
         if owner.kind.endswith(OWN):
             return self._unknown_call(node, name)
-        if name in _HARMLESS_METHODS or (SETTINGS.match(owner.kind) and name in _READS_SETTINGS):
+        if name in HARMLESS_METHODS or (SETTINGS.match(owner.kind) and name in READS_SETTINGS):
             return owner if name in ("train", "eval") else unknown(node)
         raise self.refused(node, "what this changes in what is trained is not known")
+
+    def _of_model(self, node: ast.Call, model: Model, name: str) -> tuple[Any] | None:
+        """What a method of a model gives back; in a tuple, for it may be nothing."""
+        if name == "gradient_checkpointing_enable":
+            given = self.arguments(node, ("gradient_checkpointing_kwargs",))[1]
+            model.checkpoints = Made(name, given, node.lineno)
+            return (None,)
+        if name in _NOT_COUNTED:
+            model.remarks.append((node.lineno, _NOT_COUNTED[name]))
+            return (unknown(node),)
+        if name in GIVES_PARTS:
+            return (part(node),)
+        return (model,) if name in ("to", "cuda") and not _may_cast(*self.arguments(node)) else None
 
     def _accelerated(self, node: ast.Call, owner: Made, name: str) -> Any:
         """What Accelerate does to a model in the one process of a notebook: it moves it to the card, unless
@@ -430,40 +454,50 @@ class Calls(PythonCalls):
         elif not (isinstance(owner, Model) and target.attr in HARMLESS_ATTRIBUTES):
             raise self.refused(target, "what this changes in what is trained is not known")
 
-    def _unknown_call(self, node: ast.Call, name: str) -> Any:
+    def _unknown_call(self, node: ast.Call, name: str, called: Any = None) -> Any:
         """A call that is not known: what trains must not be among its arguments."""
         placed, given = self.arguments(node)
-        if _CHANGES.match(name) and [*placed, *given.values()] != [_AS_IT_IS.get(name)]:
+        values = [*placed, *given.values()]
+        if changes(name, values):
             raise self.refused(node, "what this changes in what is trained is not known")
         if _HANDS_ON.search(name) and placed:
             return placed[0]
         method = node.func.attr if isinstance(node.func, ast.Attribute) else name
-        if method in _HARMLESS_METHODS or _HARMLESS_CALL.search(method):
+        if is_harmless_call(method) and not isinstance(called, Part):
             return unknown(node)
-        parts = (node.func, *node.args, *(each.value for each in node.keywords))
-        if any(map(self._is_of_trained, parts)):
+        has_parts = any(isinstance(each, Part) and not each.settings for each in (called, *values))
+        if has_parts and (method in (*GIVES_PARTS, *HANDS_PARTS_ON)):
+            return part(node)
+        if (has_parts and not only_reads(method)) or self._takes_trained(node, values):
             raise self.refused(node, "what this does with what is trained is not known")
+        foreign = isinstance(called, Library) and called.is_foreign and not is_told(method)
+        self.hand_over(node, values, foreign=foreign)
         return unknown(node)
 
-    def _is_of_trained(self, node: ast.expr) -> bool:
-        """Whether an expression is the model, the trainer, or a part by which one of them may be changed."""
-        while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
-            if isinstance(node, ast.Attribute) and node.attr in _TELLS:
-                return False
-            plain = not any(isinstance(each, ast.Call | ast.Starred) for each in ast.walk(node))
-            if plain and self._trains_in(self.value(node)):
-                return True
-            owner = self.value(node.value) if plain and isinstance(node, ast.Attribute) else None
-            if isinstance(node, ast.Attribute) and isinstance(owner, Made) and owner.by is not None:
-                return self.changes_by(owner, node)
-            node = node.value
-        return self._trains_in(self.value(node) if isinstance(node, ast.Name) else None)
+    def _takes_trained(self, node: ast.Call, values: list[Any]) -> bool:
+        """Whether the model or the trainer is among the arguments, or a method that may change one."""
+        if any(map(self.trains_in, values)):
+            return True
+        for each in (node.func, *node.args, *(keyword.value for keyword in node.keywords)):
+            if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name | ast.Attribute):
+                owner = self.value(each.value)
+                if isinstance(owner, Made) and owner.by is not None and self.changes_by(owner, each):
+                    return True
+        return False
 
-    def _trains_in(self, found: Any) -> bool:
-        """Whether it is the model or the trainer, or an instance of the program's own that has one."""
-        inner = found.given.values() if isinstance(found, Made) and found.by is not None else ()
-        trainer = self.trainer
-        return any(isinstance(each, Model) or (trainer and each is trainer) for each in (found, *inner))
+    def trains_in(self, value: Any) -> bool:
+        """Whether it is the model or the trainer, or has one: a list, or an instance of the program's own."""
+        inner = leaves(value.given if isinstance(value, Made) and value.by is not None else value) or []
+        self.look(len(inner))
+        return any(isinstance(each, Model) or (each is not None and each is self.trainer)
+                   for each in (value, *inner))  # fmt: skip
+
+
+def _inner(node: ast.Attribute) -> Unknown:
+    """What a model, a trainer or a part of one has under a name that nobody set."""
+    if node.attr == "config":
+        return part(node, settings=True)
+    return unknown(node) if node.attr in TELLS else part(node)
 
 
 def _is_base(node: ast.expr) -> bool:
@@ -473,10 +507,7 @@ def _is_base(node: ast.expr) -> bool:
     return False
 
 
-def is_harmless_call(name: str) -> bool:
-    """Whether what has this name looks at a model or a trainer, and leaves it as it is."""
-    return name in _HARMLESS_METHODS or _HARMLESS_CALL.search(name) is not None
-
-
-def _is_dtype(value: Any) -> bool:
-    return is_known(value) and value in _DTYPES.values()
+def _may_cast(placed: list[Any], given: dict[str, Any]) -> bool:
+    """Whether ``to`` is given a dtype; what stands alone and is not known is a device."""
+    dtypes = [value for value in (*placed, *given.values()) if is_known(value) and value in _DTYPES.values()]
+    return bool(dtypes) or len(placed) > 1 or not given.keys() <= {"device", "non_blocking"}

@@ -26,6 +26,20 @@ _DEEPEST = 6
 _PLAIN_BASES = ("object", "ABC", "abc.ABC", "Protocol")
 
 
+def besides_fields(node: ast.ClassDef) -> list[ast.stmt]:
+    """The statements of a class that are neither fields nor methods, nor a text that tells of it."""
+    return [each for each in node.body if not _is_field(each)]
+
+
+def _is_field(node: ast.stmt) -> bool:
+    match node:
+        case ast.Assign(targets=targets):
+            return all(isinstance(each, ast.Name | ast.Tuple) for each in targets)
+        case ast.AnnAssign() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Pass():
+            return True
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
 class Classes(Calls):
     """What a program's own classes and its parsers make.
 
@@ -64,7 +78,10 @@ class Classes(Calls):
         asked = self.asked(own)
         start = {name: value for name, (_, value) in asked.fields.items() if value is not ABSENT}
         if start_of is None:
-            start |= {**dict(zip(asked.fields, given[0], strict=False)), **given[1]}
+            if "**" in given[1]:
+                start = {name: Unknown(name) for name in asked.fields}
+            placed = () if "*" in given[1] else given[0]
+            start |= {**dict(zip(asked.fields, placed, strict=False)), **given[1]}
         made = Made(asked.library or f"{asked.name}{OWN}", start, node.lineno, own)
         self._begun(own, made, given)
         return made
@@ -121,7 +138,8 @@ class Classes(Calls):
     def as_itself(self, method: Own, owner: Made | Own) -> dict[str, Any]:
         """The name under which a method has its instance, or its class, with it."""
         names = method.node.args.args if isinstance(method.node, ast.FunctionDef) else []
-        if "staticmethod" in method.marks or not names:
+        by_class = isinstance(owner, Own) and "classmethod" not in method.marks
+        if "staticmethod" in method.marks or by_class or not names:
             return {}
         of_class = "classmethod" in method.marks and isinstance(owner, Made)
         return {names[0].arg: owner.by if of_class and isinstance(owner, Made) else owner}
@@ -140,14 +158,17 @@ class Classes(Calls):
             for name, default in zip(extra, function.args.kw_defaults, strict=True):
                 if default is not None:
                     found[name] = self.value(default)
-        found |= zip(names, given[0], strict=False)
+        if "**" in given[1]:
+            found = {name: Unknown(name) for name in found}
+        if "*" not in given[1]:
+            found |= zip(names, given[0], strict=False)
         if function.args.vararg is not None:
             found[function.args.vararg.arg] = given[0][len(names) :]
         if function.args.kwarg is not None:
             found[function.args.kwarg.arg] = {
                 name: value for name, value in given[1].items() if name not in found
             }
-        return found | given[1]
+        return found | {name: value for name, value in given[1].items() if not name.startswith("*")}
 
     def called_as(self, method: Own, owner: Made | Own, given: tuple[list[Any], dict[str, Any]]) -> Any:
         """What a method gives back, gone through with its instance or its class, and its arguments."""
@@ -181,6 +202,10 @@ class Classes(Calls):
                 yield each.target.id, (ast.unparse(each.annotation), value)
             elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
                 yield each.targets[0].id, ("", self._default(each.value))
+            elif not _is_field(each):
+                for inner in self.parts_of(each):
+                    if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store | ast.Del):
+                        yield inner.id, ("", unknown(each))
 
     def _default(self, node: ast.expr) -> Any:
         """The default of a field, also where ``field(default=...)`` says it."""
@@ -243,7 +268,9 @@ class Classes(Calls):
             return [*found, rest] if left else found
         if name in ("parse_json_file", "parse_yaml_file", "parse_dict"):
             return self._from_file(node, parser)
-        if name in ("print_help", "error", "exit", "print_usage", "format_help"):
+        if name in ("error", "exit"):
+            self.stop(node)
+        if name in ("print_help", "print_usage", "format_help"):
             return unknown(node)
         if name == "set_defaults" and not node.args:
             return self._with_defaults(node, parser)

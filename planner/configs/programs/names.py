@@ -25,6 +25,11 @@ def names_of_file(path: Path, name: str) -> dict[str, Any]:
     return {"__name__": name, "__file__": str(path), FILE: path}
 
 
+def names_in(scope: dict[str, Any]) -> dict[str, Any]:
+    """The names of a function that a program can say."""
+    return {name: value for name, value in scope.items() if not name.startswith("__")}
+
+
 class Names:
     """What the names of a program stand for.
 

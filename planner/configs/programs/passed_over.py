@@ -8,7 +8,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from planner.configs.programs.calls import HARMLESS_ATTRIBUTES, TrainedError, is_harmless_call
+from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.looks import HARMLESS_ATTRIBUTES, READS, is_harmless, only_reads
 from planner.configs.programs.loops import frozen_by, norms_raised_by
 from planner.configs.programs.modules import Modules
 from planner.configs.programs.python_calls import Card
@@ -21,30 +22,18 @@ from planner.configs.programs.values import (
     Model,
     Module,
     Own,
+    Part,
     Unknown,
-    leaves,
     unknown,
 )
 from planner.words import words
 
-# Methods and functions that only look at a model.
-_READS = frozenset(
-    words(
-        """
-        named_parameters parameters named_modules modules numel nelement size element_size print format
-        sum len items keys values isinstance hasattr getattr type str int round sorted set list append
-        any all startswith endswith lower split join state_dict dim get info debug warning max min
-        enumerate range zip get_input_embeddings get_output_embeddings mean device_count
-        generate
-        """
-    )
-)
 # What holds settings, and is no model and no trainer.
 _IS_SETTINGS = re.compile(rf"(?:{OWN}|{SETTINGS.pattern})")
 # What is handed about and trains nothing: arguments of the program's own, and what launches it.
 _IS_BESIDE = re.compile(rf"(?:{OWN}|^Accelerator)$")
-_HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 _OF_CHAT = {*words("info print warning"), "setup_chat_format"}
+_SET_ANY = ("setattr", "vars")
 # Of a list.
 _LOOKS_ON = ("index", "count", "copy")
 
@@ -52,13 +41,14 @@ _LOOKS_ON = ("index", "count", "copy")
 class PassedOver(Modules):
     """Loops and branches that the text does not decide.
 
-    ``returns_maybe``: the present function gives back a value in one of them.
+    ``returns_maybe``: the line of one in which the present function ends; 0 where there is none.
     """
 
     def __init__(self, source: Source, card: Card, words: tuple[str, ...] | None = None) -> None:
         super().__init__(source, card, words)
         self._asked_about: list[ast.AST] = []
-        self.returns_maybe = False
+        self._opened: list[ast.AST] = []
+        self.returns_maybe = 0
 
     @abstractmethod
     def unrolled(self, node: ast.For) -> bool:
@@ -73,18 +63,27 @@ class PassedOver(Modules):
             return
         if isinstance(node, ast.For) and self.unrolled(node):
             return
-        self.returns_maybe |= any(map(_hands_back, _of_this_function(node)))
-        self.leave_open(node)
-        if self.touches(node) and not self.only_looks(node):
-            kind = "whether this is done" if isinstance(node, ast.If | ast.Match) else "what this loop does"
-            raise self.refused(node, f"{kind} to what is trained is not known")
+        ends = any(isinstance(each, ast.Return) for each in _of_this_function(node))
+        self.returns_maybe = self.returns_maybe or ends * node.lineno
+        is_loop = isinstance(node, ast.For | ast.While | ast.AsyncFor)
+        self.stays_as_it_is(node, "what this loop does" if is_loop else "whether this is done")
         if isinstance(node, ast.If) and self._trains(node):
             raise TrainedError
         for inner in self.parts_of(node):
             if isinstance(inner, ast.Import | ast.ImportFrom):
                 self.imports(inner)
-            elif isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-                self.bind(inner.id, unknown(inner))
+            else:
+                for name in _bound_by(inner):
+                    self.bind(name, unknown(inner))
+
+    def stays_as_it_is(self, node: ast.AST, what: str) -> None:
+        """What a statement changes beside what trains is open from here on.
+
+        Raises: NotModelledError: it may change what trains.
+        """
+        self.leave_open(node)
+        if self.touches(node) and not self.only_looks(node):
+            raise self.refused(node, f"{what} to what is trained is not known")
 
     def _is_known_loop(self, node: ast.stmt) -> bool:
         """Whether a loop does to a model what is known, which is entered then."""
@@ -120,7 +119,7 @@ class PassedOver(Modules):
                 name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
                 names = {each.id for each in self.parts_of(node) if isinstance(each, ast.Name)}
                 compiles = name == "compile" and node.args and self.has_already(self.named(node.args[0]))
-                known = name in _READS or is_harmless_call(name) or compiles
+                known = only_reads(name) or compiles
                 return known or self._own_looks_on(node) or not (names & inner or self.touches(node))
         return True
 
@@ -155,7 +154,7 @@ class PassedOver(Modules):
                     self._leave_all_open(self.named(owner))
                 case ast.Call(func=ast.Name()) if isinstance(own := self.named(each.func), Own):
                     self._hand_to_own(each)
-                    self._leave_names_open(own)
+                    self._leave_open_in(own)
                 case ast.Call(func=ast.Attribute() as method):
                     self._leave_open_by(each, method)
 
@@ -174,8 +173,21 @@ class PassedOver(Modules):
             fields = self.asked(owner).fields
             self.set_on_classes[id(owner.node)] = {name: Unknown(name) for name in fields}
 
+    def _leave_open_in(self, own: Own) -> None:
+        """What a function of the program changes: names of its file, or of the function around it, and what
+        it sees of tables, lists and settings.
+        """
+        if own.node in self._opened or isinstance(own.node, ast.ClassDef):
+            return
+        self._opened.append(own.node)
+        try:
+            self._leave_names_open(own)
+            with self.within((*(own.scopes or self.scopes), self.bound(own, ([], {})))):
+                self.leave_open(own.node)
+        finally:
+            self._opened.pop()
+
     def _leave_names_open(self, own: Own) -> None:
-        """Names of its file, or of the function around it, that a function of the program sets."""
         for each in self.parts_of(own.node):
             for name in each.names if isinstance(each, ast.Global | ast.Nonlocal) else ():
                 scopes = own.scopes or self.scopes
@@ -191,10 +203,35 @@ class PassedOver(Modules):
             for name in self._sets_of(owner, owner.by, method.attr):
                 owner.given[name] = Unknown(f"self.{name}")
             self._hand_to_own(node)
-        elif isinstance(owner, dict) and method.attr not in _READS:
+        elif isinstance(owner, dict) and method.attr not in READS:
             owner["**"] = unknown(node)
         elif isinstance(owner, list) and method.attr not in _LOOKS_ON:
             owner.append(unknown(node))
+
+    def hand_over(self, node: ast.Call, values: list[Any], *, foreign: bool) -> None:
+        """Functions of the program that something else calls, and settings that they, or a ``foreign``
+        function, may change.
+
+        Raises: NotModelledError: one may change what trains.
+        """
+        functions = [
+            each for each in values if isinstance(each, Own) and not isinstance(each.node, ast.ClassDef)
+        ]
+        for each in functions:
+            if self._may_change(each, self.bound(each, ([], {}))):
+                raise self.refused(node, "what this does with what is trained is not known")
+            self._leave_open_in(each)
+        sets = any(self._sets_attributes(each.node) for each in functions)
+        for each in values:
+            if sets or (foreign and isinstance(each, Made) and SETTINGS.match(each.kind)):
+                self._leave_all_open(each)
+
+    def _sets_attributes(self, node: ast.AST) -> bool:
+        return any(
+            (isinstance(each, ast.Attribute) and is_set(each))
+            or (isinstance(each, ast.Name) and each.id in _SET_ANY)
+            for each in self.parts_of(node)
+        )
 
     def _sets_of(self, owner: Made, own: Own, name: str, seen: frozenset[str] = frozenset()) -> set[str]:
         """Attributes of an instance that one of its methods sets, or may."""
@@ -205,7 +242,7 @@ class PassedOver(Modules):
         for each in self.parts_of(method.node):
             if isinstance(each, ast.Attribute) and getattr(each.value, "id", None) == itself:
                 found |= {each.attr} if is_set(each) else self._sets_of(owner, own, each.attr, seen | {name})
-            elif isinstance(each, ast.Name) and each.id in ("setattr", "vars"):
+            elif isinstance(each, ast.Name) and each.id in _SET_ANY:
                 found |= owner.given.keys()
         return found
 
@@ -234,22 +271,19 @@ class PassedOver(Modules):
             if isinstance(each, ast.Attribute) and self._calls_what_changes(each):
                 return True
             value = self.looked_up(each.id) if isinstance(each, ast.Name) else self.named(each)
+            if isinstance(value, Part):
+                return True
             if isinstance(value, Library) and self.makes(value):
                 return True
             if isinstance(value, Own) and self._may_change(value, {}):
                 return True
-            if isinstance(value, list | dict) and self._holds_model(value):
+            if isinstance(value, list | dict) and self.trains_in(value):
                 return True
             if isinstance(value, Made) and not _IS_BESIDE.search(value.kind):
                 of_settings = _IS_SETTINGS.search(value.kind) is not None
                 if not (of_settings and id(each) in parts):
                     return True
         return False
-
-    def _holds_model(self, value: list[Any] | dict[str, Any]) -> bool:
-        found = leaves(value) or []
-        self.look(len(found))
-        return any(isinstance(each, Model) for each in found)
 
     def _calls_what_changes(self, node: ast.Attribute) -> bool:
         return self.changes_by(self.named(node.value), node)
@@ -279,22 +313,22 @@ def _of_this_function(node: ast.AST) -> Iterator[ast.AST]:
             yield from _of_this_function(each)
 
 
-def _hands_back(node: ast.AST) -> bool:
-    """Whether a function ends here with a value."""
+def _bound_by(node: ast.AST) -> Iterator[str]:
+    """Names that a part of a statement sets."""
     match node:
-        case ast.Return(value=None | ast.Constant(value=None)):
-            return False
-    return isinstance(node, ast.Return)
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            yield name
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            yield name
+        case ast.MatchMapping(rest=str(name)):
+            yield name
 
 
 def is_set(node: ast.Name | ast.Attribute | ast.Subscript) -> bool:
     """Whether a statement sets or deletes it."""
     return isinstance(node.ctx, ast.Store | ast.Del)
-
-
-def is_harmless(target: ast.Attribute) -> bool:
-    """Whether an attribute says nothing of a training step: what is generated, labels, special tokens."""
-    return target.attr in _HARMLESS_CONFIG or "generation_config" in ast.unparse(target)
 
 
 def only_adds_tokens(node: ast.If) -> bool:

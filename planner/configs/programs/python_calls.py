@@ -6,24 +6,27 @@ import ast
 import copy
 import os
 import re
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from planner.configs.programs.library_classes import adapters_of, quantisation_of
-from planner.configs.programs.names import Names
+from planner.configs.programs.names import Names, names_in
 from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known, unknown
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError
 from planner.words import words
 
-# Variables of the environment that move memory, by their names; of one of them a value is known.
-_MATTERS = re.compile(r"ALLOC_CONF|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)")
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# Variables of the environment that move memory, by their names; of the allocator's the values are known.
+_MATTERS = re.compile(
+    r"ALLOC_CONF|NO_CUDA_MEMORY_CACHING|ACCELERATE|FSDP|DEEPSPEED|UNSLOTH_(?!WARN|LOG|\w*STATISTICS)"
+)
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
@@ -46,6 +49,7 @@ _SETS_VARIABLES = words(
     "os.environ.setdefault os.environ.update os.putenv torch.cuda.memory._set_allocator_settings"
 )
 _OPENS = words("builtins.open io.open codecs.open")
+_SCOPES = words("builtins.globals builtins.locals builtins.vars")
 _IS_THERE = words("os.path.exists os.path.isfile")
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 
@@ -65,13 +69,13 @@ class PythonCalls(Names, ABC):
     """What calls make of values that the text says, and of files beside the program.
 
     ``variables``: of the environment, that the program sets; ``asked_variables``: whose defaults count;
-    ``expands``: the line that has the allocator grow its segments;
+    ``allocator``: what it tells PyTorch's allocator;
     ``files``: configs that were read, whose values count; ``packages``: what is imported.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
         super().__init__(source)
-        self.card, self.expands = card, 0
+        self.card, self.allocator = card, ""
         self.variables: dict[str, Any] = {}
         self.asked_variables: dict[str, Any] = {}
         self.files: list[str] = []
@@ -82,8 +86,8 @@ class PythonCalls(Names, ABC):
         self.variables[str(name)] = value
         if not _MATTERS.search(str(name)):
             return
-        if name in _ALLOCATOR and value == "expandable_segments:True":
-            self.expands = getattr(node, "lineno", 0)
+        if name in ALLOCATOR_VARIABLES and isinstance(value, str):
+            self.allocator = value
         else:
             raise self.refused(node, "what this variable changes is not known")
 
@@ -94,13 +98,30 @@ class PythonCalls(Names, ABC):
             self.set_environment(target, key, value)
         elif isinstance(owner, dict):
             owner[key if isinstance(key, str) else "**"] = value
+            self.ask_names(target)
         elif isinstance(owner, list):
             owner.append(unknown(target))
 
+    def ask_names(self, node: ast.AST) -> None:
+        """Raises: NotModelledError: a table (``globals``) set names of the file, and which is not known."""
+        if self.scopes[0].pop("**", None) is not None:
+            raise self.refused(node, "which names this sets is not known")
+
     def arguments(self, node: ast.Call, names: tuple[str, ...] = ()) -> tuple[list[Any], dict[str, Any]]:
-        """Values by place and by name; with ``names`` all of them by name."""
-        placed = [self.value(each) for each in node.args]
-        given: dict[str, Any] = {}
+        """Values by place and by name; with ``names`` all of them by name.  ``*`` and ``**`` are among the
+        names where a list of the one or a table of the other holds what is not known.
+        """
+        placed, given = list[Any](), dict[str, Any]()
+        for each in node.args:
+            value = self.value(each.value if isinstance(each, ast.Starred) else each)
+            if not isinstance(each, ast.Starred):
+                placed.append(value)
+            elif isinstance(value, list):
+                self.look(len(value))
+                placed += value
+            else:
+                placed.append(unknown(each))
+                given |= {"*": unknown(each), "**": unknown(each)}
         for keyword in node.keywords:
             value = self.value(keyword.value)
             if keyword.arg is not None:
@@ -128,11 +149,12 @@ class PythonCalls(Names, ABC):
         if library.name in ("builtins.getattr", "builtins.hasattr", "builtins.vars") and node.args:
             return self._looked_into(node, library.last)
         if library.name == "builtins.setattr" and len(node.args) == 3:
-            name = self.value(node.args[1])
-            if not isinstance(name, str) or not name.isidentifier():
-                raise self.refused(node, "which attribute this sets is not known")
-            self.set(ast.Attribute(node.args[0], name, lineno=node.lineno), self.value(node.args[2]))
+            self.set_named(node, node.args)
             return (None,)
+        if library.name in _SCOPES and not node.args:
+            scope = self.scopes[0 if library.last == "globals" else -1]
+            # What is set in a copy of a function's names, Python forgets.
+            return (scope if scope is self.scopes[0] else names_in(scope),)
         if library.name in _SETS_VARIABLES:
             return self._set_variables(node, library.last)
         if library.last in _OF_MODEL_CONFIG and library.trains:
@@ -143,6 +165,16 @@ class PythonCalls(Names, ABC):
         if library.last == "get_kbit_device_map":
             return ({"": 0},)
         return None if library.trains else self._of_python(library.name, *self.arguments(node))
+
+    def set_named(self, node: ast.Call, parts: list[ast.expr]) -> None:
+        """``setattr``: whose attribute, its name, and the value.
+
+        Raises: NotModelledError: which one is not known.
+        """
+        name = self.value(parts[1]) if len(parts) == 3 else None
+        if not isinstance(name, str) or not name.isidentifier():
+            raise self.refused(node, "which attribute this sets is not known")
+        self.set(ast.Attribute(parts[0], name, lineno=node.lineno), self.value(parts[2]))
 
     def _set_variables(self, node: ast.Call, name: str) -> tuple[Any] | None:
         placed, given = self.arguments(node)
@@ -166,6 +198,8 @@ class PythonCalls(Names, ABC):
             return self._table_of(first.path if isinstance(first, Opened) else first)
         if name in _IS_THERE and isinstance(first, str):
             return (True,) if self._config_at(first) else None
+        if name == "builtins.__import__" and first in sys.stdlib_module_names:
+            return (Library(str(first)),)
         return plain(name, placed, given)
 
     def of_path(self, path: str, method: str) -> tuple[Any] | None:

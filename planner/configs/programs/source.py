@@ -20,6 +20,7 @@ _MAX_BYTES = {".py": 256 * KIB, ".ipynb": 8 * MIB}
 _NO_PYTHON = ("%", "!", "?")
 # The first line of a cell that is handed to another program whole; these run it as Python.
 _OF_OTHERS = re.compile(r"\s*%%(?!capture|time|prun|memit)")
+_SETS_VARIABLE = re.compile(r"%(?:set_)?env[ \t]+(\w+)(?:[ \t]*=[ \t]*|[ \t]+)(.*\S)[ \t]*")
 _MOST_MODULES, _MOST_LINES, _MOST_BITS = 40, 10 * MEGA, 10_000
 _MOST_ABOVE = 3
 _TRAINS = re.compile(r"Trainer\b|from_pretrained|get_peft|Arguments\(|Config\(")
@@ -134,10 +135,16 @@ def _without_magics(cell: str) -> str:
     for line in cell.splitlines():
         body = line.lstrip()
         dropped = body.startswith(_NO_PYTHON)
-        kept = f"{line[: len(line) - len(body)]}pass" if dropped else line
+        kept = f"{line[: len(line) - len(body)]}{_python_for(body)}" if dropped else line
         lines.append("" if goes_on else kept)
         goes_on = (goes_on or dropped) and body.endswith("\\")
     return "\n".join(lines)
+
+
+def _python_for(magic: str) -> str:
+    """The Python of a line that IPython has taken: a variable of the environment, or nothing."""
+    found = _SETS_VARIABLE.fullmatch(magic)
+    return f"__import__('os').environ[{found[1]!r}] = {found[2]!r}" if found else "pass"
 
 
 def _joined(cells: list[str]) -> tuple[str, tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,15 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Part(Unknown):
+    """A part of a model or of a trainer; ``settings``: the config of a model, whose values change nothing
+    themselves.
+    """
+
+    settings: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Library:
     """A name that was imported, ``transformers.Trainer``, or one that the text does not make:
     ``builtins.print``.
@@ -65,6 +75,12 @@ class Library:
     def trains(self) -> bool:
         """Whether it is of a package that trains."""
         return is_library(self.name.partition(".")[0])
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is of a package of which nothing is known."""
+        package = self.name.partition(".")[0]
+        return package not in (*_LIBRARIES, "builtins") and package not in sys.stdlib_module_names
 
     @property
     def last(self) -> str:
@@ -119,7 +135,7 @@ class Made:
 class Model(Made):
     """A model that was loaded, and what was done with it: the calls that put adapters on it, that prepared it
     for 4 or 8 bits, and that switched checkpoints on.  ``frozen`` and ``norms_raised``: lines that froze all
-    of its weights, and that moved its norms to fp32.
+    of its weights, and that moved its norms to fp32.  ``gathered_whole``: classes that ZeRO-3 gathers whole.
     """
 
     adapters: Made | None = None
@@ -127,6 +143,7 @@ class Model(Made):
     checkpoints: Made | None = None
     frozen: int = 0
     norms_raised: int = 0
+    gathered_whole: list[str] = field(default_factory=list)
     remarks: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -139,6 +156,11 @@ def unknown(node: ast.AST) -> Unknown:
     """What ``node`` is, in its own words."""
     text = " ".join(ast.unparse(node).split())
     return Unknown(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+
+
+def part(node: ast.AST, *, settings: bool = False) -> Part:
+    """What ``node`` is of a model or a trainer, in its own words."""
+    return Part(unknown(node).text, settings)
 
 
 def leaves(value: Any) -> list[Any] | None:
@@ -181,6 +203,8 @@ def combined(node: ast.BinOp, left: Any, right: Any) -> Any:
     if isinstance(node.op, ast.Div) and isinstance(left, str) and isinstance(right, str):
         # Of paths: texts have no quotient.
         return joined((left, right), "/") or unknown(node)
+    if isinstance(node.op, ast.BitOr) and isinstance(left, dict) and isinstance(right, dict):
+        return left | right
     numbers = [each for each in (left, right) if isinstance(each, int | float)]
     operate = _NUMBERS.get(type(node.op))
     if len(numbers) < 2 or operate is None or max(map(abs, numbers)) > _LARGEST_NUMBER:
@@ -282,15 +306,3 @@ def compared(node: ast.Compare, values: Sequence[Any]) -> Any:
         return bool(operate(left, right))
     except TypeError:
         return unknown(node)
-
-
-def any_or_all(node: ast.BoolOp, values: Sequence[Any]) -> Any:
-    """``and`` or ``or`` over values: the first that settles it."""
-    stops = isinstance(node.op, ast.Or)
-    for value in values:
-        holds = truth(value)
-        if holds is None:
-            return unknown(node)
-        if holds == stops:
-            return value
-    return values[-1]

@@ -12,8 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from planner.configs.programs.calls import TrainedError
+from planner.configs.programs.classes import besides_fields
+from planner.configs.programs.looks import is_harmless
 from planner.configs.programs.names import ELSEWHERE
-from planner.configs.programs.passed_over import PassedOver, is_harmless, only_adds_tokens
+from planner.configs.programs.passed_over import PassedOver, only_adds_tokens
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import (
@@ -23,13 +25,14 @@ from planner.configs.programs.values import (
     Module,
     Opened,
     Own,
+    Part,
     Unknown,
-    any_or_all,
     changed_table,
     combined,
     compared,
     is_known,
     joined,
+    part,
     truth,
     turned,
     unknown,
@@ -80,9 +83,7 @@ class Walk(PassedOver):
             case ast.Import() | ast.ImportFrom():
                 self.imports(node)
             case ast.FunctionDef() | ast.ClassDef():
-                bases = node.bases if isinstance(node, ast.ClassDef) else []
-                names = tuple(ast.unparse(base) for base in bases)
-                self.bind(node.name, Own(node, names, tuple(self.scopes)))
+                self._define(node)
             case ast.Assign() if self._says_what_is_saved(node):
                 pass
             case ast.Assign():
@@ -93,12 +94,61 @@ class Walk(PassedOver):
                 self._assign(node.target, unknown(node) if node.value is None else self.value(node.value))
             case ast.AugAssign():
                 self._assign(node.target, self._added_to(node))
-            case ast.Expr(value=value) | ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit")) as value):
-                self.value(value)
-            case ast.Return():
-                raise _ReturnedError(None if node.value is None else self.value(node.value))
+            case ast.Expr():
+                self.value(node.value)
+            case ast.Return() | ast.Raise() | ast.Assert():
+                self._may_end(node)
             case _:
                 self._block(node)
+
+    def _define(self, node: ast.FunctionDef | ast.ClassDef) -> None:
+        if isinstance(node, ast.FunctionDef):
+            self.bind(node.name, self._decorated(Own(node, (), tuple(self.scopes))))
+            return
+        names = tuple(ast.unparse(base) for base in node.bases)
+        self.bind(node.name, Own(node, names, tuple(self.scopes)))
+        with self.within((*self.scopes, {})):
+            for each in besides_fields(node):
+                self.pass_over(each)
+
+    def _decorated(self, own: Own) -> Any:
+        """A function, as a function of the program above it makes it anew."""
+        made: Any = own
+        for each in reversed(own.node.decorator_list):
+            wraps = self.value(each)
+            if isinstance(wraps, Own) and not isinstance(wraps.node, ast.ClassDef):
+                made = self.called_with(wraps, self.bound(wraps, ([made], {})))
+        return made
+
+    def _may_end(self, node: ast.Return | ast.Raise | ast.Assert) -> None:
+        match node:
+            case ast.Return(value=value):
+                raise _ReturnedError(None if value is None else self.value(value))
+            case ast.Raise(exc=ast.Call(func=ast.Name(id="SystemExit")) as value):
+                self.arguments(value)
+                self.stop(node)
+            case ast.Raise():
+                self._raised(node)
+            case ast.Assert() if truth(self.value(node.test)) is False:
+                self._raised(node)
+
+    def _raised(self, node: ast.AST) -> None:
+        """An error of the program's own, which ends it.  Where a function may have ended before, or a command
+        or an environment would say more, only a run knows whether it comes here.
+
+        Raises: NotModelledError: it does.
+        """
+        if self.returns_maybe:
+            raise _ReturnedError(None)
+        if self.asked_variables or (self.parsed and self.words is None):
+            return
+        raise self.refused(node, "the program stops here before it trains")
+
+    def stop(self, node: ast.AST) -> None:
+        """The program ends: with the trainer that it made, where it made one."""
+        if self.trainer is not None and not self.returns_maybe:
+            raise TrainedError
+        self._raised(node)
 
     def _says_what_is_saved(self, node: ast.Assign) -> bool:
         """Whether it is the ``state_dict`` of a model that is set, as in alpaca-lora's finetune.py."""
@@ -111,7 +161,15 @@ class Walk(PassedOver):
         """What a variable is after ``+=`` and its like."""
         before = self.value(ast.Name(node.target.id)) if isinstance(node.target, ast.Name) else unknown(node)
         after = self.value(node.value)
-        return combined(ast.BinOp(node.target, node.op, node.value), before, after)
+        found = combined(ast.BinOp(node.target, node.op, node.value), before, after)
+        # Python changes lists and tables under their other names, too.
+        if isinstance(before, dict):
+            before |= found if isinstance(found, dict) else {"**": unknown(node)}
+            return before
+        if isinstance(before, list):
+            before[:] = found if isinstance(found, list) else [unknown(node)]
+            return before
+        return found
 
     def _block(self, node: ast.stmt) -> None:
         match node:
@@ -185,6 +243,8 @@ class Walk(PassedOver):
             owner.scope[target.attr] = value
         elif isinstance(owner, Own):
             self.set_on_classes.setdefault(id(owner.node), {})[target.attr] = value
+        elif isinstance(owner, Library) and f"{owner.name}.{target.attr}" == "os.environ":
+            raise self.refused(target, "which variables this changes is not known")
         elif isinstance(owner, Library) and owner.trains and not owner.name.startswith(_SETTINGS):
             raise self.refused(target, f"what it changes in {owner.name} is not known")
         elif not isinstance(owner, Library) and not is_harmless(target) and self.touches(target):
@@ -203,20 +263,35 @@ class Walk(PassedOver):
             case ast.Call():
                 return self.call(node)
             case ast.List() | ast.Tuple() | ast.Set():
-                return [self.value(each) for each in node.elts]
+                return self._listed_out(node)
             case ast.Dict():
                 return self._table(node)
             case _:
                 return self._operation(node)
 
+    def _listed_out(self, node: ast.List | ast.Tuple | ast.Set) -> Any:
+        found = list[Any]()
+        for each in node.elts:
+            value = self.value(each.value if isinstance(each, ast.Starred) else each)
+            if not isinstance(each, ast.Starred):
+                value = [value]
+            elif not isinstance(value, list):
+                return unknown(node)
+            self.look(len(value))
+            found += value
+        return found
+
     def _table(self, node: ast.Dict) -> Any:
-        keys = [None if key is None else self.value(key) for key in node.keys]
-        values = [self.value(each) for each in node.values]
-        return (
-            dict(zip(keys, values, strict=True))
-            if all(isinstance(key, str) for key in keys)
-            else unknown(node)
-        )
+        table = dict[str, Any]()
+        for key, each in zip(node.keys, node.values, strict=True):
+            name, value = None if key is None else self.value(key), self.value(each)
+            if key is None:
+                table |= value if isinstance(value, dict) else {"**": unknown(each)}
+            elif isinstance(name, str):
+                table[name] = value
+            else:
+                return unknown(node)
+        return table
 
     def _operation(self, node: ast.expr) -> Any:
         match node:
@@ -225,7 +300,7 @@ class Walk(PassedOver):
             case ast.Compare():
                 return compared(node, [self.value(each) for each in (node.left, *node.comparators)])
             case ast.BoolOp():
-                return any_or_all(node, [self.value(each) for each in node.values])
+                return self._settled(node)
             case ast.UnaryOp():
                 return turned(node, self.value(node.operand))
             case ast.IfExp():
@@ -237,6 +312,20 @@ class Walk(PassedOver):
                 )
             case _:
                 return self._composed(node)
+
+    def _settled(self, node: ast.BoolOp) -> Any:
+        """``and`` or ``or``: the first value that settles it; those behind it are not asked."""
+        stops, value = isinstance(node.op, ast.Or), None
+        for number, each in enumerate(node.values):
+            value = self.value(each)
+            holds = truth(value)
+            if holds is None:
+                for behind in node.values[number + 1 :]:
+                    self._overlooked(behind)
+                return unknown(node)
+            if holds is stops:
+                break
+        return value
 
     def _composed(self, node: ast.expr) -> Any:
         match node:
@@ -250,7 +339,11 @@ class Walk(PassedOver):
                 value = self.value(node.value)
                 self.bind(node.target.id, value)
                 return value
-            case ast.Lambda() | ast.Slice():
+            case ast.Lambda():
+                names = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                with self.within((*self.scopes, {each.arg: Unknown(each.arg) for each in names})):
+                    return self._overlooked(node)
+            case ast.Slice():
                 return unknown(node)
             case _:
                 return self._overlooked(node)
@@ -263,6 +356,12 @@ class Walk(PassedOver):
         self.leave_open(node)
         if self.touches(node) and not self.only_looks(node):
             raise self.refused(node, "what this does to what is trained is not known")
+        for each in self.parts_of(node):
+            if isinstance(each, ast.NamedExpr):
+                self.bind(each.target.id, unknown(each.value))
+        match node:
+            case ast.ListComp(elt=ast.Name()) if self.touches(node):
+                return part(node)
         return unknown(node)
 
     def _listed(self, node: ast.ListComp, name: str, each: ast.comprehension) -> Any:
@@ -281,9 +380,11 @@ class Walk(PassedOver):
     def _item(self, node: ast.Subscript) -> Any:
         owner, index = self.value(node.value), self.value(node.slice)
         try:
-            return owner[index] if isinstance(owner, list | tuple | dict) else unknown(node)
+            if isinstance(owner, list | tuple | dict):
+                return unknown(node) if isinstance(owner, dict) and "**" in owner else owner[index]
         except (LookupError, TypeError):
             return unknown(node)
+        return part(node) if isinstance(owner, Part | Model) else unknown(node)
 
     def _text(self, node: ast.JoinedStr) -> Any:
         parts = [
@@ -304,16 +405,25 @@ class Walk(PassedOver):
         if self._depth > _DEEPEST:
             raise InputFileError(self.source.path, "calls itself without end, as far as can be read")
         self._depth += 1
-        before, self.returns_maybe = self.returns_maybe, False
+        before, self.returns_maybe = self.returns_maybe, 0
+        value = None
         try:
             with self.within((*(own.scopes or self.scopes), dict(values))):
-                self._body(own.node.body)
-        except _ReturnedError as left:
-            return Unknown(f"{own.node.name}()") if self.returns_maybe else left.value
-        else:
-            return Unknown(f"{own.node.name}()") if self.returns_maybe else None
+                try:
+                    self._body(own.node.body)
+                except _ReturnedError as left:
+                    value = left.value
+                if self.returns_maybe:
+                    self._leave_open_behind(own, self.returns_maybe)
+            return Unknown(f"{own.node.name}()") if self.returns_maybe else value
         finally:
             self._depth, self.returns_maybe = self._depth - 1, before
+
+    def _leave_open_behind(self, own: Own, line: int) -> None:
+        """Whether what is behind ``line`` is done is not known: the function may have ended there."""
+        for each in own.node.body:
+            if (each.end_lineno or 0) > line:
+                self.stays_as_it_is(each, "whether this is done")
 
     def unrolled(self, node: ast.For) -> bool:
         """Go through a loop for each of its values, where the text says them."""

@@ -124,6 +124,19 @@ def read_fp8(keys: Keys, reading: Reading, names: tuple[str, str, str], *, relea
         reading.remark(keys.where(of_weights), text)
 
 
+def recomputed(keys: Keys) -> str:
+    """What a file asks Megatron to compute again: ``full``, ``selective``, ``none``, or nothing where it does
+    not say.
+
+    Raises:
+        UsageError: another word.
+    """
+    kind = keys.text("recompute_granularity") or ""
+    if kind not in ("", "none", "full", "selective"):
+        raise keys.wrong("recompute_granularity", "full, selective or none", kind)
+    return kind
+
+
 def refuse_parts(keys: Keys) -> None:
     """``recompute_granularity: selective``, of attention's kernel alone where nothing is said.
 

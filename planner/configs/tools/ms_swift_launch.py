@@ -11,6 +11,7 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Alone, Reading
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
 from planner.configs.shared.checkpoints import sees_images
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys, is_left_open
@@ -30,7 +31,6 @@ _SPREADS = (
 )
 _ONE_PROCESS = "ms-swift 4.6.0 swift/model/utils.py get_default_device_map: auto in one process"
 _PIXELS = ("MAX_PIXELS", "IMAGE_MAX_TOKEN_NUM")
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _QWEN = re.compile(r"qwen(2|3)(?:[._]\d)?(?:-?vl|[._]\d)", re.IGNORECASE)
 _FILES = (".yaml", ".yml", ".json")
 _OWN_PRESET = "say the table or the path of a file"
@@ -153,10 +153,9 @@ def _visible(env: Keys) -> int | None:
 
 
 def _read_allocator(env: Keys, reading: Reading) -> None:
-    """Segments of the allocator that grow."""
-    for name in _ALLOCATOR:
-        if "expandable_segments:true" in str(env.get(name) or "").lower():
-            reading.switch("expandable_segments", "on", env.where(name))
+    for name in ALLOCATOR_VARIABLES:
+        if env.get(name) is not None:
+            say_allocator(str(env.get(name)), env.where(name), reading)
 
 
 def _with_model_kwargs(keys: Keys, env: Keys) -> Keys:

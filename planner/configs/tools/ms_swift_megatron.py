@@ -21,6 +21,7 @@ from planner.configs.shared.megatron_keys import (
     UNMODELLED,
     read_degrees,
     read_fp8,
+    recomputed,
     refuse_parts,
     say_whole_layers,
 )
@@ -216,7 +217,7 @@ def _read_sizes(keys: Keys, reading: Reading) -> None:
 
 def _read_recomputation(keys: Keys, reading: Reading) -> None:
     """Whole layers that run again, all of them, or (``selective``) attention's kernel alone."""
-    kind = keys.text("recompute_granularity") or "selective"
+    kind = recomputed(keys) or "selective"
     keys.skip(("recompute_modules",))
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")

@@ -6,7 +6,9 @@ Their tables: :mod:`planner.configs.programs.arguments`.
 from __future__ import annotations
 
 from planner.configs.launchers.fsdp_keys import Beside
+from planner.configs.launchers.zero import say_leaves
 from planner.configs.said_by_file import Alone, Reading
+from planner.configs.shared.allocator_variable import say_allocator
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -49,9 +51,9 @@ _ENDS = ("embed_tokens", "lm_head")
 _ADAPTED = words("finetune_language_layers finetune_attention_modules finetune_mlp_modules")
 _OF_FILE = words(
     """
-    settings_of loaded_by_program model_class by_trainer prepared_for_kbit padded_to_length use_peft lora_r
-    lora_dropout use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
-    own_collator classifies num_labels norms_in_fp32 dequantizes trainer.tokenizer
+    settings_of loaded_by_program model_class by_trainer prepared_for_kbit padded_to_length use_peft
+    lora_r lora_dropout use_bnb_nested_quant bnb_4bit_quant_type quantised_by_trl
+    own_collator classifies num_labels norms_in_fp32 dequantizes gathered_whole trainer.tokenizer
     """
 )
 
@@ -97,6 +99,7 @@ def _finish(keys: Keys, reading: Reading) -> None:
     """What programs say that no file of these trainers does."""
     _read_allocator(keys, reading)
     _read_norms(keys, reading)
+    say_leaves(keys, "gathered_whole", reading)
     quantised = reading.value("quantization") not in (None, "none")
     if keys.flag("dequantizes"):
         reading.say("quantization", "none", keys.where("dequantizes"))
@@ -150,8 +153,8 @@ def _take_one_gpu(reading: Reading, why: str) -> None:
 
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
-    if keys.flag("expandable_segments"):
-        reading.switch("expandable_segments", "on", keys.where("expandable_segments"))
+    if text := keys.text("allocator"):
+        say_allocator(text, keys.where("allocator"), reading)
 
 
 def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -149,7 +149,7 @@ class Calibration:
         # A GPU of an unseen generation is one thing that was not seen, not two.
         by_generation = gpu.generation not in support.generations
         kind = (
-            ("GPU", "of unknown generation")
+            ("a GPU", "of unknown generation")
             if gpu.generation == "unknown"
             else ("GPU generation", gpu.generation)
         )

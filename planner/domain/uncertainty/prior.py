@@ -5,7 +5,7 @@ declared: its value before any fit, bounds, unit, what settled it and the source
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 SettledBy = Literal["source_code", "document_text", "measured", "assumed", "table_fit"]
 """``source_code``: read in the package named.  ``document_text``: stated by a document, in words or as its
@@ -14,8 +14,6 @@ modules, where the source says so.  ``table_fit``: chosen with published rows of
 so that errors on those rows are not independent of it.  ``assumed``: none of these; the source says why this
 value.
 """
-
-SETTLED_BY: tuple[SettledBy, ...] = get_args(SettledBy)
 
 
 def prior(within: tuple[float, float, float], unit: str, settled_by: SettledBy, source: str) -> Any:

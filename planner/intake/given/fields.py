@@ -49,8 +49,14 @@ _OF_DTYPES = (
 )
 
 
-def _one_of(name: str, help_text: str, choices: tuple[str, ...], spellings: Spellings = ()) -> RequestField:
-    return RequestField(name, "choice", help_text, choices=choices, spellings=spellings)
+def _one_of(
+    name: str,
+    help_text: str,
+    choices: tuple[str, ...],
+    spellings: Spellings = (),
+    elsewhere: Spellings = (),
+) -> RequestField:
+    return RequestField(name, "choice", help_text, choices=choices, spellings=spellings, elsewhere=elsewhere)
 
 
 # Torch's own names, whose step over lists is the default on a GPU (torch 2.13 optim/adamw.py); Adam has as
@@ -65,6 +71,13 @@ _NOT_METHODS = (
     ("vera", "--method lora --vera"),
     ("freeze", "--method full --train-layers NAMES"),
     *((task, f"--task {task} beside --method full or lora") for task in TASKS),
+)
+
+# Numbers of bits that are said of the computation, and are of the base or of products.
+_NOT_PRECISIONS = (
+    ("fp8", "--fp8 tensorwise or --fp8 te-delayed"),
+    *((bits, "--method int8") for bits in ("int8", "8bit", "8-bit")),
+    *((bits, "--method qlora") for bits in ("int4", "4bit", "4-bit", "nf4")),
 )
 
 
@@ -88,7 +101,7 @@ _FIELDS = (
     RequestField(
         "model",
         "text",
-        "Model: catalog id, Hub id, a size such as 7b, or the path of a config.json",
+        "Model: catalog id (plan models), Hub id, a size such as 7b, or the path of a config.json",
         needed_for="model",
     ),
     RequestField(
@@ -101,9 +114,9 @@ _FIELDS = (
     ),
     _one_of(
         "task",
-        "sft, pretrain; from preferences dpo, kto, orpo, simpo, reward (a sample is a pair of sequences of "
-        "up to --seq tokens, of kto one sequence); prm (rewards of steps); classify (--num-labels); gkd (a "
-        "student of --teacher-model); grpo, ppo (prompt and completion are --seq tokens together)",
+        "sft, pretrain; dpo, orpo, simpo, reward (pairs of sequences, each of up to --seq tokens); kto; prm "
+        "(rewards of steps); classify (with --num-labels); gkd (with --teacher-model); grpo, ppo (--seq is "
+        "prompt and completion together)",
         TASKS,
     ),
     _count("num_labels", "Labels of a classifier (classify)", 1_000_000),
@@ -118,7 +131,7 @@ _FIELDS = (
     RequestField(
         "gpu",
         "text",
-        "GPU: catalog id or alias; X:n means n of them per node",
+        "GPU: catalog id or alias (plan gpus); X:n means n of them per node",
         needed_for="hardware",
         or_else="gpu_memory",
     ),
@@ -136,7 +149,7 @@ _FIELDS = (
         0,
         16 * _TIB,
     ),
-    RequestField("host", "text", "Host machine: catalog id"),
+    RequestField("host", "text", "Machine around the cards, such as server-256g"),
     _memory("host_memory", "RAM of one node that the job may use, such as 256GB", MIB, 1_024 * _TIB),
     _one_of("link", "How the GPUs of one node talk, when it is not the card's own way", LINKS),
     _amount(
@@ -225,7 +238,7 @@ _FIELDS = (
     ),
     _count(
         "oft_block_size",
-        "Turn so many neighbouring inputs of a matrix at a time, without LoRA matrices (OFT)",
+        "OFT instead of LoRA matrices: neighbouring inputs of a matrix that are rotated together",
         65_536,
     ),
     _one_of(
@@ -237,7 +250,7 @@ _FIELDS = (
     RequestField(
         "optimizer_in_backward",
         "flag",
-        "Update each parameter in the backward pass, as soon as its gradient is there, which then goes",
+        "Update each parameter in the backward pass as soon as its gradient is there, then free the gradient",
     ),
     _count("optimizer_rank", "Rows to which APOLLO and GaLore project gradients", 65_536),
     _one_of(
@@ -245,17 +258,18 @@ _FIELDS = (
         "Dtype of the computation; -mixed keeps fp32 masters or uses autocast",
         PRECISIONS,
         _OF_DTYPES,
+        _NOT_PRECISIONS,
     ),
     _one_of(
         "fp8",
-        "Scaling of products of the layers' matrices in 8 bits, as torchao names it, or (te-) Transformer "
-        "Engine; gathered: FSDP2 or Megatron sends weights in 8 bits, too",
+        "Matrix products of the layers in fp8, by how torchao or (te-) Transformer Engine scales them; "
+        "-gathered: weights are sent in 8 bits, too",
         FP8S,
     ),
     _one_of(
         "qat",
-        "Quantisation-aware training (QAT): fake quantisation of inputs and weights of matrices, which are "
-        "rounded as if quantised, by torchao or (ternary) onebitllms",
+        "Quantisation-aware training: inputs and weights of products are rounded as if quantised, by torchao "
+        "or (ternary) onebitllms",
         QATS,
     ),
     _count("qat_group", "Inputs that share one scale of a weight that is rounded as if quantised", 65_536),
@@ -309,7 +323,7 @@ _FIELDS = (
         "pipeline_runs", "Runs of layers of each group of an interleaved pipeline; 2, if not given", 65_536
     ),
     _count("pipeline_first_layers", "Layers of the first group of a pipeline of Megatron", 65_536),
-    _count("pipeline_last_layers", "Layers of its last group", 65_536),
+    _count("pipeline_last_layers", "Layers of the last group of a pipeline of Megatron", 65_536),
     _count("context_parallel", "GPUs that divide each sequence", 65_536),
     _count("expert_parallel", "GPUs that divide the experts of each layer, beside FSDP2", 65_536),
     _count(
@@ -337,7 +351,7 @@ _FIELDS = (
     RequestField(
         "compare_reference",
         "flag",
-        "Ask the model as it was about each completion: a beta other than 0 (grpo)",
+        "Compare with the model as it was before training, as a beta other than 0 does (grpo)",
     ),
     _one_of(
         "generator",
@@ -373,7 +387,7 @@ _FIELDS = (
         (*DTYPES, CHECKPOINT_DTYPE),
         _OF_DTYPES,
     ),
-    RequestField("stack", "text", "Software stack with version, such as hf-trainer@5"),
+    RequestField("stack", "text", "Software that runs the job, such as trl or hf-trainer@5 (plan stacks)"),
     RequestField("versions", "names", "Versions of packages inside the stack, such as deepspeed==0.16.4"),
     RequestField(
         "switches",
@@ -434,7 +448,8 @@ def missing_text(names: Sequence[str], example: str = "", prefix: str = "") -> s
 
 
 def split_count(gpu: str) -> tuple[str, int | None]:
-    """Card and GPUs per node of ``X:n``, ``nxX`` or ``X xn``; ``None`` where no number is written.
+    """Card and GPUs per node of ``X:n``, ``nxX``, ``X xn``, or ``Xxn`` behind a digit; ``None`` where no
+    number is written.
 
     The name of a MIG slice (``a100-80gb:mig-3g.40gb``) has a colon of its own and stays whole, as several
     cards with commas do: the catalog says how to go on.
@@ -446,6 +461,8 @@ def split_count(gpu: str) -> tuple[str, int | None]:
         return found[2].strip(), int(REQUEST_FIELDS["gpus"].parse(found[1]))
     # A name may end in such a word (RTX 4090): the count stands apart from it.
     if found := re.fullmatch(r"\s*(.+?)\s+[xX]\s?(\d{1,3})\s*", gpu):
+        return found[1], int(REQUEST_FIELDS["gpus"].parse(found[2]))
+    if found := re.fullmatch(r"\s*(.*\d)[xX*](\d{1,2})\s*", gpu):
         return found[1], int(REQUEST_FIELDS["gpus"].parse(found[2]))
     if ":" not in gpu or "," in gpu or "mig" in gpu.lower():
         return gpu, None

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from planner.errors import MAX_NEAREST, is_like
+from planner.intake.given.default_texts import DEFAULT_TEXTS
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.other_words import in_our_words
 from planner.intake.given.request_field import Kind, RequestField
@@ -140,8 +141,8 @@ def _given_alone(converted: Callable[[Any, Any], Any], context: Any, value: Any)
     return None if value is None else converted(context, value)
 
 
-def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
-    """One sentence on words that are no command line, and the nearest names.
+def told_by_parser(error: Exception, program: str) -> tuple[str, tuple[str, ...]]:
+    """One sentence on words that are no command line of ``program``, and the nearest names.
 
     ``error``: Click's, or that of Typer's own copy of it.  A flag of another tool is named as it is called
     here.  Of any other, those come first that have a word of it, however different the rest.
@@ -157,8 +158,16 @@ def told_by_parser(error: Exception) -> tuple[str, tuple[str, ...]]:
         names = tuple(meant or dict.fromkeys((*_flags_like(flag, error), *near)))[:MAX_NEAREST]
         nearest = "; here it is " if meant else "; nearest: " if names else ""
         text = f"no such option: {flag}{nearest}{', '.join(names)}"
+    command, listed = getattr(getattr(error, "ctx", None), "command_path", None) or program, "flags"
+    if unknown := re.match(r"(No such command '.*?')\.?(?: Did you mean (.*)\?)?$", text, re.DOTALL):
+        # Typer's question is no part of a sentence.  Who names no command may have named settings.
+        listed, names = "commands", tuple(re.findall(r"'(.*?)'", unknown[2] or ""))
+        by_flags = "settings are given by flags (--model 7b), names with a space in quotes"
+        way = f"nearest: {', '.join(names)}" if names else by_flags
+        text = f"{unknown[1]}; {way}"
     sentence = in_short(text).rstrip(".")
-    return sentence[:1].lower() + sentence[1:], names
+    listed = "commands" if sentence == "Missing command" else listed
+    return f"{sentence[:1].lower()}{sentence[1:]}; {command} --help lists the {listed}", names
 
 
 def _flags_of(error: Any) -> list[str]:
@@ -232,7 +241,7 @@ def _annotation(field: RequestField) -> Any:
     heading = headings()[field.name]
     if field.kind == "flag":
         declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
-        flag = typer.Option(declaration, help=field.help, show_default=False, rich_help_panel=heading)
+        flag = typer.Option(declaration, help=_help(field), show_default=False, rich_help_panel=heading)
         return Annotated[bool | None, flag]
     option = typer.Option(
         field.flag,
@@ -279,6 +288,7 @@ _CATALOGS: Mapping[str, Callable[[], tuple[str, ...]]] = {"model": _models, "gpu
 
 
 def _help(field: RequestField) -> str:
-    if all(choice in field.help for choice in field.choices):
-        return field.help
-    return f"{field.help}: {', '.join(field.choices)}"
+    told = all(choice in field.help for choice in field.choices)
+    text = field.help if told else f"{field.help}: {', '.join(field.choices)}"
+    default = DEFAULT_TEXTS.get(field.name)
+    return text if default is None else f"{text} [{default}]"

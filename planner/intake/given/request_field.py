@@ -20,7 +20,9 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 MAX_TEXT_CHARS = 1_000
 MAX_NAMES = 1_000
-_INTEGER = re.compile(r"[+-]?[0-9]{1,30}")
+# Without zeros in front: 096 is what a comma left of 4,096.
+_INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,29})")
+_THOUSANDS = re.compile(r"[1-9][0-9]{0,2}(,[0-9]{3})+")
 _NUMBER = re.compile(r"[+-]?([0-9]{1,30}(\.[0-9]{0,30})?|\.[0-9]{1,30})([eE][+-]?[0-9]{1,4})?")
 _TOKENS = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,12})?)\s?([km])")
 _TOKEN_UNITS = {"k": 1_024, "m": 1_048_576}
@@ -112,8 +114,18 @@ def _name(field: RequestField, value: object) -> str:
     return _text(field, str(value) if is_number else value)
 
 
+def _refuse_several(field: RequestField, value: object) -> None:
+    """A comma parts thousands, or the choices of a search; either way it is no single value."""
+    if not isinstance(value, str) or "," not in value:
+        return
+    one = f"write {value.replace(',', '')}; " if _THOUSANDS.fullmatch(value.strip()) else ""
+    several = f"{one}plan search compares several values"
+    raise UsageError(f"{field.name} is one value, but '{show(value)}' has a comma: {several}")
+
+
 def _choice(field: RequestField, value: object) -> str:
     text = _text(field, value)
+    _refuse_several(field, text)
     folded = _fold(text)
     for choice in field.choices:
         if _fold(choice) == folded:
@@ -138,6 +150,7 @@ def _integer(field: RequestField, value: object) -> int:
     elif field.of_tokens and (tokens := _tokens(value)) is not None and tokens.is_integer():
         number = tokens
     if number is None or not _in_range(field, number):
+        _refuse_several(field, value)
         raise _out_of_range(field, value, "a whole number")
     return int(number)
 
@@ -153,6 +166,7 @@ def _number(field: RequestField, value: object) -> float:
     ):
         number = float(value)
     if not math.isfinite(number) or not _in_range(field, number):
+        _refuse_several(field, value)
         raise _out_of_range(field, value, "a number")
     return number
 

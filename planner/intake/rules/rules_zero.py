@@ -9,6 +9,7 @@ from __future__ import annotations
 from planner.catalog.packages import parsed_version
 from planner.domain.scenario import Scenario
 from planner.errors import REFUSED_BY_TOOL
+from planner.intake.leaf_modules import is_readable, leaf_kinds
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 
 _KEEPS_DTYPE = (0, 19, 6)
@@ -21,6 +22,18 @@ def _copies(case: Case) -> bool:
 
 def _sends(case: Case, what: str) -> bool:
     return what in case.stack.zero3_quantized
+
+
+def _leaves(case: Case) -> list[str]:
+    """Classes of leaf modules that the job names itself."""
+    given = case.given.get("switches")
+    said = given is not None and any(text.startswith("zero3_leaves=") for text in given.value)
+    names = case.stack.zero3_leaves if said and case.recipe.sharding.is_zero3 else ()
+    return [name for name in names if name != "none"]
+
+
+def _unread_leaves(case: Case) -> list[str]:
+    return [name for name in _leaves(case) if not is_readable(name)]
 
 
 def _has_second_model(scenario: Scenario) -> bool:
@@ -36,6 +49,20 @@ def _loses_dtype(case: Case) -> bool:
 
 
 ZERO_RULES = (
+    not_modelled(
+        "leaf-unread",
+        "Modules that ZeRO-3 gathers whole are modelled where they are layers, mixtures of experts, or all "
+        "experts of a layer, by the names that their classes have in Transformers",
+        lambda case: bool(_unread_leaves(case)),
+        lambda case: ", ".join(_unread_leaves(case)),
+    ),
+    refuse(
+        "leaf-of-another",
+        "ZeRO-3 is to gather modules whole whose classes the model has not, at which Accelerate and "
+        "set_z3_leaf_modules stop: name a class of this model, or none",
+        lambda case: bool(_leaves(case)) and not leaf_kinds(case.stack.zero3_leaves, case.model),
+        lambda case: f"{', '.join(_leaves(case))}, {case.model.architecture}",
+    ),
     refuse(
         "hpz-without-zero3",
         "hpz is a second copy of what ZeRO-3 divides: use --sharding zero3",

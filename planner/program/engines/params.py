@@ -14,7 +14,7 @@ from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.load import engine_dtypes, prepared_dtype
 from planner.program.ops.sizes import unit_values
-from planner.program.ops.tensors import ELEMENT_BYTES, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, InGraph, Unit
 from planner.program.parameters import SEEING, adapter_weights, model_weights
 from planner.program.request_stream import labelled
 from planner.program.runtime import Part
@@ -39,7 +39,7 @@ class Param:
     decays: bool
     place: tuple[str, str]
     term: TermName
-    in_graph: bool = False
+    in_graph: InGraph = ""
 
     @property
     def n_bytes(self) -> int:

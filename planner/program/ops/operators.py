@@ -10,7 +10,17 @@ from collections.abc import Sequence
 from functools import reduce
 
 from planner.program.ops.autograd import LEAF_ORDER, record, save, save_for
-from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Node, Parameter, Tape, Tensor, Unit, promoted
+from planner.program.ops.tensors import (
+    ELEMENT_BYTES,
+    Dtype,
+    InGraph,
+    Node,
+    Parameter,
+    Tape,
+    Tensor,
+    Unit,
+    promoted,
+)
 from planner.program.ops.work import Multiplies, Product, is_aligned
 
 
@@ -58,7 +68,7 @@ class Operators(Tape):
         *,
         trained: bool,
         owner: str = "",
-        in_graph: bool = False,
+        in_graph: InGraph = "",
     ) -> Tensor:
         """A weight, whose memory is the model's; ``trained``: its gradient stays after the backward pass.
 

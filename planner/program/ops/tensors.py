@@ -267,11 +267,15 @@ class Mark(NamedTuple):
     slot: int | None = None
 
 
+InGraph = Literal["", "saved", "bound"]
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A weight that the code asked for: ``count`` elements for each of ``unit``, of a numbered module.
 
-    ``in_graph``: the graph refers to a view of it, so that its memory stays where an engine takes it away.
+    ``in_graph``: the graph has a view of it, so that its memory stays where an engine takes it away: until
+    the operator has run backward, unless a checkpoint runs it again (``saved``), or as long as the graph.
     """
 
     unit: Unit
@@ -279,7 +283,7 @@ class Parameter:
     dtype: Dtype
     trained: bool
     module: int
-    in_graph: bool = False
+    in_graph: InGraph = ""
 
 
 ATTENTION = frozenset({"flash_attention", "efficient_attention"})

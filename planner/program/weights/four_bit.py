@@ -14,7 +14,7 @@ from planner.domain.recipes.recipe import BITSANDBYTES
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import costs_of, packed, rows_of
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, Tensor, Unit
+from planner.program.ops.tensors import ELEMENT_BYTES, Dtype, InGraph, Tensor, Unit
 from planner.program.ops.work import Unpacking
 from planner.program.view import LayerView
 
@@ -45,8 +45,8 @@ def packed_parameter(torch: Operators, view: LayerView, spec: LinearSpec, owner:
     stored = numerics.quant_storage or "int8"
     count = packed_bytes(numerics, elements(view, spec)) / ELEMENT_BYTES[stored]
     # ``ctx.tensors`` has ``B``, a view (bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit).
-    in_graph = numerics.quantization in ("nf4", "fp4")
-    torch.parameter(Unit.ONE, count, stored, trained=False, owner=owner, in_graph=in_graph)
+    bound: InGraph = "bound" if numerics.quantization in ("nf4", "fp4") else ""
+    torch.parameter(Unit.ONE, count, stored, trained=False, owner=owner, in_graph=bound)
     if spec.bias and numerics.quantization in BITSANDBYTES:
         torch.parameter(Unit.ONE, spec.bias_count, view.dtypes.base, trained=False, owner=owner)
 

@@ -132,7 +132,8 @@ def _about(subject: Subject, room: Room) -> Iterator[Note]:
 
 def _more(subject: Subject) -> Note:
     """How to ask for the rest."""
-    run = "" if asks_for_run(subject) else "; --samples and --price for time and cost of a run"
+    price = "" if subject.scenario.run.usd_per_gpu_hour else " and --price"
+    run = "" if asks_for_run(subject) else f"; --samples{price} for time and cost of a run"
     named = next((each.value for each in subject.scenario.assumptions if each.name == "calibration"), None)
     if named is not None:
         return Note(f"Calibration: {named}. More: --details", "dim")

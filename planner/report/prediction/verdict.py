@@ -86,7 +86,7 @@ def _wide_intervals(scenario: Scenario, prediction: Prediction) -> tuple[str, ..
         return ()
     found = []
     if sure.extrapolates:
-        found.append(f"No measured run has {' or '.join(sure.extrapolates)}, so intervals are wider.")
+        found.append(f"No measured run is of {' or of '.join(sure.extrapolates)}, so intervals are wider.")
     if lengths_are_unknown(scenario):
         found.append("Sample lengths are not given: intervals are wide (--tokens-per-sample).")
     return tuple(found)

@@ -195,6 +195,7 @@ def _colour(index: int) -> str:
 
 
 _INDENT, _GAP = 2, 2
+_EASY_WIDTH = 80
 
 
 def choices_text(choices: Choices, width: int) -> Text:
@@ -206,7 +207,10 @@ def choices_text(choices: Choices, width: int) -> Text:
         max(map(len, (title, *(row.facts[at] for row in choices.rows))))
         for at, title in enumerate(choices.columns)
     ]
-    room = width - sum(widths) - _GAP * len(widths)
+    beside = sum(widths) + _GAP * len(widths)
+    # On a wide terminal facts stay near their flags, or no eye finds the line again.
+    longest = max(_INDENT + len(row.flags) + _GAP + len(row.text) for row in choices.rows)
+    room = min(width, max(longest + beside, _EASY_WIDTH)) - beside
     text = Text()
     heading = (
         [printable(choices.title)] if len(choices.title) <= room else wrap(printable(choices.title), width)

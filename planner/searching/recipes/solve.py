@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Literal
 
 from planner.domain.recipes.recipe import Number
 from planner.errors import RefusedCombinationError, UsageError
@@ -28,16 +27,12 @@ from planner.searching.recipes.attempt import Model, ModelFor, Tried, confirmed,
 from planner.searching.recipes.choose import all_options, by_place, try_sizes
 from planner.searching.recipes.counts import counted_places, world_of
 from planner.searching.recipes.pool import Explorer, Pool, Training
-from planner.searching.recipes.settle import Settled, settle
+from planner.searching.recipes.settle import Settled, last_that_fits, settle
 from planner.searching.recipes.space import Option, OptionGroup, Space, TypedFlags, sizes
 
 SEQ_STEP_TOKENS = 64
 """Lengths are told apart to this many tokens."""
 _FASTER = 1.01
-# A recipe that lacks this share of a card on the most GPUs fits on no fewer:
-# what grows with the nodes, NCCL's buffers, is less.  Nor does what needs more than that recipe.
-_LACKS_MUCH = 0.2
-_OF_PLACE = ("gpu", "gpus", "nodes")
 MAX_BEYOND_CONTEXT_TOKENS = 4_194_304
 """The longest length that is tried beyond the positions that a model was made for."""
 
@@ -260,7 +255,8 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
         if pool.space.is_given("tokens_per_sample")
         else _fitting(best, line.quantity, values, pool.confidence)
     )
-    most = _last_that(fits, judged) or good
+    place = last_that_fits(lambda each: fits(judged[each]), len(judged) - 1, len(judged))
+    most = good if place is None else judged[place]
     for above in line.above(most, most + line.step):
         fits(above)
     return True
@@ -282,17 +278,6 @@ def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence:
         for value, chance in zip(values, grid.intervals.fits_probability.flat, strict=True)
         if chance >= confidence
     ]
-
-
-def _last_that(fits: Callable[[int], bool], values: Sequence[int]) -> int | None:
-    """The last value that fits: the last of all, or else by bisection."""
-    if not values or fits(values[-1]):
-        return values[-1] if values else None
-    low, high = -1, len(values) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(values[middle]) else (low, middle)
-    return values[low] if low >= 0 else None
 
 
 def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:
@@ -348,135 +333,42 @@ def _fewest_gpus(pool: Pool, model_for: ModelFor, top: int) -> FoundRecipes:
             raise UsageError(
                 f"{space.global_batch_text} cannot be divided over any number of these GPUs: say another"
             )
-        one_node = [place for place in counts if "nodes" not in place]
-        several: list[TypedFlags] = [*counts[len(one_node) :]]
-        most = _on_the_most(pool, model_for, several)
-        _explore_counts(pool, model_for, [*one_node, *several], most, top)
-        if not pool.by_training:
-            raise most.refused[0]
+        _explore_counts(pool, model_for, counts, top)
     answer = answer_of(pool, partial(_best_of_each_place, offloads=space.is_given("offload"), top=top))
     return replace(answer, solved="gpus")
 
 
-@dataclass(frozen=True, slots=True)
-class _Most:
-    """What the most GPUs showed: ways of training of which a recipe ``fits``,
-    and recipes ``lacking`` much of a card.
-
-    ``short``: options that were tried and lack much, in the place that is explored now.  ``left_out``: those
-    that need more than one of these on the most GPUs.  ``refused``: why numbers of GPUs cannot be given.
-    """
-
-    fits: set[Training] = field(default_factory=set)
-    lacking: set[frozenset[tuple[str, str | bool]]] = field(default_factory=set)
-    short: list[Option] = field(default_factory=list)
-    left_out: list[Option] = field(default_factory=list)
-    refused: list[RefusedCombinationError] = field(default_factory=list)
-
-    def note(self, pool: Pool, option: Option, model: Model) -> bool:
-        """Explore an option there, leanest options first."""
-        if self._needs_more(option):
-            self.lacking.add(_recipe_of(option))
-            self.left_out.append(option)
-            return False
-        fits = self._explored(pool, option, model)
-        if option in self.short:
-            self.lacking.add(_recipe_of(option))
-        return fits
-
-    def tries(self, pool: Pool, option: Option, model: Model) -> bool:
-        """Explore an option on fewer, but where another recipe of its way of training fits on the most,
-        not what lacks much there, nor what needs more than an option that lacks much here.
-
-        One GPU is no case of several: nothing is divided or sent.
-        """
-        lacks = option.found.hardware.world_size > 1 and _recipe_of(option) in self.lacking
-        if pool.training_of(option.flags) in self.fits and (lacks or self._needs_more(option)):
-            return False
-        return self._explored(pool, option, model)
-
-    def _needs_more(self, option: Option) -> bool:
-        return any(each.is_leaner(option) for each in self.short)
-
-    def _explored(self, pool: Pool, option: Option, model: Model) -> bool:
-        known = pool.by_training.setdefault(pool.training_of(option.flags), [])
-        start = len(known)
-        fits = try_sizes(pool, option, model)
-        if known[start:] and all(_lacks_much(each) for each in known[start:]):
-            self.short.append(option)
-        return fits
-
-
-def _lacks_much(tried: Tried) -> bool:
-    return tried.prediction.memory.limit_bytes is not None and tried.room < -_LACKS_MUCH
-
-
-def _recipe_of(option: Option) -> frozenset[tuple[str, str | bool]]:
-    """Its flags without the place."""
-    return frozenset((name, value) for name, value in option.flags.items() if name not in _OF_PLACE)
-
-
-def _options_at(
-    pool: Pool, model_for: ModelFor, place: TypedFlags, most: _Most
-) -> list[tuple[OptionGroup, Model]]:
-    """Options of a number of GPUs; none where what was given cannot be said of it, which is noted."""
-    try:
-        return [*all_options(pool, model_for, [place])]
-    except RefusedCombinationError as error:
-        most.refused.append(error)
-        return []
-
-
-def _on_the_most(pool: Pool, model_for: ModelFor, places: list[TypedFlags]) -> _Most:
-    """What the place with the most GPUs shows, which goes from the end of ``places``;
-    nothing where there is none.
-    """
-    most = _Most()
-    every: list[tuple[OptionGroup, Model]] = []
-    while places and not every:
-        every = _options_at(pool, model_for, places.pop(), most)
-    for options, model in every:
-        if _explore_leanest_first(pool, options, model, most.note) != "none":
-            most.fits.add(pool.training_of(options.first[0].flags))
-        else:
-            # The nearest miss is told, and may be any of them.
-            for option in most.left_out:
-                try_sizes(pool, option, model)
-        most.left_out.clear()
-    return most
-
-
-def _explore_counts(
-    pool: Pool, model_for: ModelFor, counts: Iterable[TypedFlags], most: _Most, top: int
-) -> None:
+def _explore_counts(pool: Pool, model_for: ModelFor, counts: list[dict[str, str | bool]], top: int) -> None:
     """Try ``counts`` in their order until a way of training fits on ``top`` of them without unasked offload;
-    more than one node only if it fits on the ``most`` of them.
+    several nodes only of what fits on the most of them.
+
+    Raises:
+        RefusedCombinationError: no number of GPUs can have what was given.
     """
+    refused: list[RefusedCombinationError] = []
+
+    def options_at(place: TypedFlags) -> list[tuple[OptionGroup, Model, Training]]:
+        try:
+            every = [*all_options(pool, model_for, [place])]
+        except RefusedCombinationError as error:
+            refused.append(error)
+            return []
+        return [(options, model, pool.training_of(options.first[0].flags)) for options, model in every]
+
+    one_node = [place for place in counts if "nodes" not in place]
+    several, on_most = counts[len(one_node) :], list[tuple[OptionGroup, Model, Training]]()
+    while several and not on_most:
+        on_most = options_at(several.pop())
+    fit_on_most = {
+        each for options, model, each in on_most if pool.explore(options, model, try_sizes) != "none"
+    }
     fitted: Counter[Training] = Counter()
-    for place in counts:
-        most.short.clear()
-        for options, model in _options_at(pool, model_for, place, most):
-            training = pool.training_of(options.first[0].flags)
-            if fitted[training] < top and ("nodes" not in place or training in most.fits):
-                where = _explore_leanest_first(pool, options, model, most.tries)
-                fitted[training] += where == "first"
-
-
-def _explore_leanest_first(
-    pool: Pool, options: OptionGroup, model: Model, explorer: Explorer
-) -> Literal["first", "offloading", "none"]:
-    """:meth:`Pool.explore` that begins with the options that spend least; what is kept of them has the order
-    of ``options``.
-    """
-    known = pool.by_training.setdefault(pool.training_of(options.first[0].flags), [])
-    start = len(known)
-    first, offloading = (
-        tuple(sorted(each, key=lambda option: option.spends)) for each in (options.first, options.offloading)
-    )
-    found = pool.explore(OptionGroup(first, offloading), model, explorer)
-    order = {id(option): number for number, option in enumerate((*options.first, *options.offloading))}
-    known[start:] = sorted(known[start:], key=lambda tried: order[id(tried.option)])
-    return found
+    for place in (*one_node, *several):
+        for options, model, training in options_at(place):
+            if fitted[training] < top and ("nodes" not in place or training in fit_on_most):
+                fitted[training] += pool.explore(options, model, try_sizes) == "first"
+    if not pool.by_training:
+        raise refused[0]
 
 
 def _best_of_each_place(fitting: list[Tried], offloads: bool, top: int) -> tuple[Tried, ...]:

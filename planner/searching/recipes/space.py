@@ -4,7 +4,6 @@ and what nobody gave over a small set that is the same for everybody.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from planner.domain.origin import is_tool_default
-from planner.domain.recipes.optimizers import OPTIMIZER_FACTS
 from planner.domain.recipes.recipe import Offload
 from planner.domain.recipes.sharding import FSDP, HSDP, ZERO2, ZERO3, Sharding, sharding_named
 from planner.domain.scenario import Scenario
@@ -43,8 +41,6 @@ Printed with the answer and in every command.
 _VARIED = frozenset(
     {"gradient_checkpointing", "attention", "loss", "optimizer", "sharding", "offload", "batch"}
 )
-# What Option.spends counts.
-_SPENDING = frozenset({"gradient_checkpointing", "loss", "optimizer"})
 CHOICES_OF_PLACE = ("gpu", "price", "gpus", "nodes", "stack")
 _CHOICES_OF_RECIPE = words(
     """
@@ -132,26 +128,11 @@ class Space:
 class Option:
     """One combination of all but the sizes: its flags, what they name,
     and how many settings differ from the stack's own.
-
-    ``spends``: 1 without checkpointing, 1 with whole logits, bytes of optimizer states for each element.  Of
-    options that differ in these settings alone, one that spends no more of each needs no more memory.
     """
 
     flags: TypedFlags
     found: LookedUp
     n_changes: int
-    spends: tuple[float, ...] = ()
-
-    @property
-    def others(self) -> TypedFlags:
-        """Its flags without those that ``spends`` counts."""
-        return {name: value for name, value in self.flags.items() if name not in _SPENDING}
-
-    def is_leaner(self, other: Option) -> bool:
-        """Whether it differs from ``other`` by settings that spend less."""
-        pairs = [*zip(self.spends, other.spends, strict=True)]
-        less = all(own <= theirs for own, theirs in pairs) and self.spends != other.spends
-        return less and self.others == other.others
 
 
 def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], dict[str, tuple[str, ...]]]:
@@ -214,26 +195,12 @@ def options_over(space: Space, place: TypedFlags, found: LookedUp) -> Iterator[O
         # the rules are asked again for each recipe.
         base = complete(space.outline(flags), found, force=True)
         overlays = list(_unsaid(space, base))
-        options = [Option({**flags, **each}, found, len(each), _spends(base, each)) for each in overlays]
+        options = [Option({**flags, **each}, found, len(each)) for each in overlays]
         offloads = ["offload" in each for each in overlays]
         yield OptionGroup(
             tuple(option for option, moves in zip(options, offloads, strict=True) if not moves),
             tuple(option for option, moves in zip(options, offloads, strict=True) if moves),
         )
-
-
-def _spends(base: Scenario, overlay: TypedFlags) -> tuple[float, ...]:
-    """What an option spends of memory, as :class:`Option` counts it; ``nan``, which compares with nothing,
-    for an optimizer whose states have sizes of their own.
-    """
-    recipe = base.recipe
-    optimizer: Any = overlay.get("optimizer", recipe.optimizer)
-    facts = OPTIMIZER_FACTS[optimizer]
-    states = math.nan
-    if facts.library in ("torch", "bitsandbytes"):
-        states = 0.0 if facts.paged else sum(facts.state_elements) * facts.bits / 8
-    checkpoints = overlay.get("gradient_checkpointing", recipe.gradient_checkpointing)
-    return float(not checkpoints), float(overlay.get("loss", recipe.loss) == "hf"), states
 
 
 def _unsaid(space: Space, base: Scenario) -> Iterator[dict[str, str | bool]]:

@@ -135,7 +135,7 @@ def test_levers_are_there_where_a_job_is_short() -> None:
         ({"modle": "7b"}, ("keyword", "modle", "model")),
         ({"model": "7b", "method": "qlora", "gpu": "4090", "seq": -1}, ("seq", "-1")),
         ({"model": "7b", "method": "qlora", "gpu": "4091", "seq": 1}, ("4091", "4090")),
-        ({"model": "7b", "method": "qlora", "gpu": "4090"}, ("seq",)),
+        ({"model": "7b", "method": "qlora", "gpu": "4090"}, ("missing seq; ", "planner.estimate(")),
         ({"model": object(), "method": "qlora", "gpu": "4090", "seq": 8}, ("model",)),
         (
             {"model": "7b", "method": "qlora", "gpu": "4090", "seq": 8, "pipeline_parallel": 2},

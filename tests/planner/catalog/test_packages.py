@@ -178,7 +178,7 @@ def test_versions_outside_the_ranges_that_were_read_are_warned_about(
 @pytest.mark.parametrize("package", package_names())
 def test_every_fact_of_a_package_has_a_name_that_stacks_know(package: str) -> None:
     """At the newest version that was read, which is inside its own range."""
-    newest = packages.last_read(package)
+    newest = packages._file(package).read[-1][1]
     assert unread_note(package, newest) == ""
     facts = facts_of(package, newest)
     assert set(facts) == set(TABLES)

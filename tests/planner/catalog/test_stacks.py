@@ -12,7 +12,7 @@ import types
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -24,7 +24,7 @@ from planner.catalog.stacks import DEFAULT_NAMES, SWITCH_NAMES, load_stack, stac
 from planner.configs.launchers.zero import _STAGE_3
 from planner.domain.recipes.recipe import STAYS_16_BIT
 from planner.domain.stack import Stack
-from planner.domain.uncertainty.prior import SETTLED_BY
+from planner.domain.uncertainty.prior import SettledBy
 from planner.errors import InputFileError
 from planner.files.structured import read_toml
 from planner.records import read_records
@@ -132,7 +132,7 @@ def test_a_stack_settles_every_field(stack_id: str) -> None:
     assert [
         name
         for name, (settled_by, source) in settled.items()
-        if settled_by not in SETTLED_BY or not source.strip()
+        if settled_by not in get_args(SettledBy) or not source.strip()
     ] == []
 
 

@@ -84,6 +84,8 @@ def test_transformers_has_an_fsdp2_of_its_own_beside_divided_matrices() -> None:
     for other in ({"versions": ("transformers==5.22.0",)}, {"sharding": "hsdp"}, {"sharding": "ddp"}):
         with pytest.raises(NotModelledError, match="beside other batches"):
             scenario_of(**beside, **other)
+    with pytest.raises(NotModelledError, match="no other GPUs are left"):
+        scenario_of(**beside | {"gpu": "h100-sxm:2", "sharding": "fsdp"})
 
 
 def test_a_job_is_the_part_of_one_gpu() -> None:

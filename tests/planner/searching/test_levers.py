@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import planner
 from planner.domain.prediction import Prediction
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError
@@ -516,6 +517,8 @@ def test_nothing_is_free_because_its_time_is_not_known() -> None:
     assert (lever.kind, lever.step_time_ratio) == ("time", None)
     assert "free" not in lever.cost_text
     assert lever.cost_text.endswith("time")
+    other = next(each for text, each in by_flags(levers(unlisted)).items() if text == "--loss liger")
+    assert (other.kind, other.cost_text) == ("free", "time unknown")
 
 
 def test_the_largest_micro_batch_that_fits_is_offered() -> None:
@@ -548,6 +551,15 @@ def test_software_that_divides_longer_sequences_is_found() -> None:
     (found,) = (lever for lever in levers(scenario(job)) if lever.fits)
     assert {"stack", "context-parallel"} <= found.flags.keys()
     assert not any(lever.fits for lever in levers(scenario({**job, "stack": "hf-trainer@5"})))
+
+
+def test_the_way_goes_on_where_only_the_quick_answer_fits() -> None:
+    """A million tokens on eight GPUs fit a quick reading, and are uncertain by their replay and its interval:
+    the change that is missing is found, as for the 48,576 tokens more of ``1m``.
+    """
+    for seq in (1_000_000, 1_048_576):
+        answer = planner.estimate(model="llama-3.1-8b", method="lora", gpu="h100-sxm:8", seq=seq)
+        assert any(lever.fits and "context-parallel" in lever.flags for lever in answer.levers)
 
 
 def test_a_million_tokens_find_software_that_has_the_inputs_of_layers_in_host_ram() -> None:

@@ -25,6 +25,7 @@ from planner.configs.shared.megatron_keys import (
     UNMODELLED,
     WHOLE_OPTIMIZER,
     read_degrees,
+    recomputed,
     refuse_parts,
     say_whole_layers,
 )
@@ -152,7 +153,7 @@ def _read_method(keys: Keys, reading: Reading) -> None:
 
 def _read_provider(keys: Keys, reading: Reading) -> None:
     """What is computed again, the loss, and how gradients come to the buffer."""
-    kind = keys.text("recompute_granularity")
+    kind = recomputed(keys)
     keys.skip(("recompute_modules",))
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")

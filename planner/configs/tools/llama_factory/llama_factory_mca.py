@@ -30,6 +30,7 @@ from planner.configs.shared.megatron_keys import (
     WHOLE_OPTIMIZER,
     read_degrees,
     read_fp8,
+    recomputed,
     refuse_parts,
     say_whole_layers,
 )
@@ -205,7 +206,7 @@ def _most_experts(spec: ModelSpec) -> int:
 
 def _read_recomputation(keys: Keys, reading: Reading) -> None:
     """Whole layers where nothing more is said; attention's kernel alone keeps what FlashAttention keeps."""
-    kind = keys.text("recompute_granularity")
+    kind = recomputed(keys)
     keys.skip(("recompute_modules",))
     if kind == "full":
         how, count = keys.text("recompute_method"), keys.count("recompute_num_layers")

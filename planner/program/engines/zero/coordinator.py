@@ -167,6 +167,9 @@ class Coordinator:
         several = own if len(own) == 1 and not recomputed else _in_order({*own, *(recomputed or ())})
         released = self._to_release(module)
         for live in several:
+            if not forward:
+                self._engine.free(*live.views)
+                live.views.clear()
             live.active.discard(module)
             again = recomputed is not None and live in recomputed
             if (again and not live.persists) or live in released:
@@ -335,8 +338,11 @@ class Coordinator:
     def _release_one(self, live: Live) -> None:
         if live.status == "here" and not live.active:
             self.divide_inside(live)
-            if self.makes_graph and live.param.in_graph:
+            kept = live.param.in_graph if self.makes_graph else ""
+            if kept == "bound":
                 self._in_graph.append(live.slot)
+            elif kept == "saved" and not self._engine.job.recipe.gradient_checkpointing:
+                live.views.append(live.slot)
             else:
                 self._n_late += 1
                 self._engine.free_late(live.slot, MOST_LAG)
@@ -344,8 +350,8 @@ class Coordinator:
             self._available -= live.param.elements
 
 
-_NUMBER = attrgetter("param.number")
+NUMBER = attrgetter("param.number")
 
 
 def _in_order(several: Iterable[Live]) -> list[Live]:
-    return sorted(several, key=_NUMBER)
+    return sorted(several, key=NUMBER)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
+from planner.intake.leaf_modules import LeafKind
 from planner.program.engines.groups import HEAD
 from planner.program.engines.params import Param
-from planner.program.engines.zero.coordinator import Coordinator
+from planner.program.engines.zero.coordinator import NUMBER, Coordinator
 from planner.program.engines.zero.gathers import Live, Module
 from planner.program.recorded_part import Template
 from planner.program.request_stream import labelled
@@ -15,6 +17,8 @@ from planner.program.runtime import Part
 
 # What PEFT calls a module inside of its own.  Source: peft 0.21 tuners/tuners_utils.py BaseTunerLayer.
 _WRAPPED, _READ = "base_layer", "lora_A"
+_EXPERTS = ("experts",)
+_FIRST_MADE = ("gate", "router", "experts")
 
 
 @dataclass(slots=True)
@@ -26,7 +30,8 @@ class DividedModel:
     forward reads the weights of a module itself: of each the one around it, and of the head the model, for
     its loss.  ``early``: modules whose weights are read before they are called, ``lora_A`` for its dtype.
     ``head``: the head, where it is never called.  ``wrappers``: PEFT's modules around others, seen by a pass
-    without adapters.
+    without adapters.  ``leaves``: what is gathered whole; ``inside``: modules in one; ``leaf_of``: whose
+    parameters are in which; ``experts_first``: mixtures make their experts before the router.
     """
 
     coordinator: Coordinator
@@ -38,6 +43,10 @@ class DividedModel:
     readers: dict[Module, Module] = field(default_factory=dict)
     early: set[Module] = field(default_factory=set)
     wrappers: dict[Module, Module] = field(default_factory=dict)
+    leaves: frozenset[LeafKind] = frozenset()
+    inside: set[Module] = field(default_factory=set)
+    leaf_of: dict[Param, Module] = field(default_factory=dict)
+    experts_first: bool = False
 
     @property
     def outer(self) -> Module:
@@ -60,17 +69,46 @@ class DividedModel:
             by_path = dict(zip(template.modules, modules, strict=True))
             self.readers |= {by_path[path]: by_path[path[:-1]] for path in by_path if path}
             self.early |= {by_path[path] for path in by_path if path[-1:] == (_READ,)}
+            if label.startswith("layer"):
+                self._join(template.modules, by_path)
             if label == HEAD and read:
                 self.head = modules[[".".join(each) for each in template.modules].index(read)]
                 self.readers[self.head] = self.outer
                 self.early.add(self.head)
+
+    def _join(self, paths: Sequence[tuple[str, ...]], by_path: Mapping[tuple[str, ...], Module]) -> None:
+        """A leaf gets all parameters of the modules inside of it, none of which has hooks.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py _register_deepspeed_module,
+        partitioned_param_coordinator.py iter_params (``recurse``).
+        """
+        experts = next((path for path in paths if path[-1:] == _EXPERTS), None)
+        if "layer" in self.leaves:
+            top: tuple[str, ...] = ()
+        elif experts and self.leaves:
+            top = experts[:-1] if "mixture" in self.leaves else experts
+        else:
+            return
+        leaf, within = by_path[top], [path for path in paths if path[: len(top)] == top]
+        found = [(self._made_at(path), NUMBER(live), live) for path in within for live in by_path[path].own]
+        leaf.own = [live for _, _, live in sorted(found, key=itemgetter(0, 1))]
+        self.inside.update(by_path[path] for path in within if path != top)
+        self.leaf_of.update((live.param, leaf) for live in leaf.own)
+
+    def _made_at(self, path: tuple[str, ...]) -> int:
+        """Places of what a mixture makes first; all else of a leaf is taken in the order that it runs in."""
+        for name in path:
+            if name in _FIRST_MADE:
+                place = _FIRST_MADE.index(name)
+                return -place if self.experts_first else place
+        return len(_FIRST_MADE) if "mlp" in path else -len(_FIRST_MADE)
 
     def without_adapters(self, parts: Sequence[Part]) -> DividedModel:
         """The same modules and their coordinator, as the passes of ``parts`` see them, whose adapters are
         switched off.
         """
         made = DividedModel(self.coordinator, self.live, around=self.around, head=self.head)
-        made.readers, made.early = self.readers, self.early
+        made.readers, made.early, made.inside = self.readers, self.early, self.inside
         for label, template in _templates(parts):
             known = dict(zip(self.paths[label], self.modules[label], strict=True))
             modules = made.modules[label] = []

@@ -49,7 +49,8 @@ class Live:
 
     ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
     place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``has_second``:
-    there is a second copy; ``second``: this process's part of it, unless that is on the host.
+    there is a second copy; ``second``: this process's part of it, unless that is on the host.  ``views``:
+    what the graph keeps of it until its backward.
     """
 
     param: Param
@@ -62,6 +63,7 @@ class Live:
     uses: list[int] = field(default_factory=list)
     has_second: bool = False
     second: int | None = None
+    views: list[int | None] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)

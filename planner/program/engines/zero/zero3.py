@@ -62,6 +62,7 @@ class Zero3(Zero3Start):
         self._has_hooks, self._again = True, set[Module]()
         self._bucket: list[tuple[Param, int | None]] = []
         self._filled = 0
+        self._held: dict[Module, list[tuple[Param, int]]] = {}
         waits = self.settings.offloads_optimizer and job.stack.zero3_waits_for_copies
         self._gradient_lag = 0 if waits else _GRADIENT_LAG
 
@@ -192,6 +193,8 @@ class Zero3(Zero3Start):
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
         module = self._now.modules[part.name][mark.number]
+        if module in self._now.inside:
+            return
         is_early = mark.moment == "before_forward" and module in self._now.early
         if is_early or mark.moment == "read":
             self._read(module, self._now.readers[module])
@@ -207,6 +210,8 @@ class Zero3(Zero3Start):
                 self._again.add(module)
             coordinator.fetch(module, forward=forward, recomputes=forward and recomputes)
         elif forward or not self._misses(part, mark, module):
+            if not forward:
+                self._add_held(module)
             coordinator.release(module, forward=forward)
 
     def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
@@ -235,6 +240,20 @@ class Zero3(Zero3Start):
         self._now.coordinator.gather_now(module.own)
 
     def gradient(self, param: Param, slot: int) -> None:
+        """Those of a leaf wait for the end of its backward (``reduce_leaf_module_grads``)."""
+        leaf = self._own.leaf_of.get(param)
+        if leaf is None:
+            self._add(param, slot)
+        else:
+            self._held.setdefault(leaf, []).append((param, slot))
+
+    def _add_held(self, leaf: Module) -> None:
+        """Gradients of a leaf in the order of the optimizer's groups."""
+        held = self._held.pop(leaf, [])
+        for param, slot in sorted(held, key=lambda each: (not each[0].decays, each[0].number)):
+            self._add(param, slot)
+
+    def _add(self, param: Param, slot: int) -> None:
         """``reduce_independent_p_g_buckets_and_remove_grads``:
         larger gradients than the bucket stay where they are.
         """
@@ -256,6 +275,8 @@ class Zero3(Zero3Start):
         Source: accelerate 1.15.0 utils/operations.py send_to_device (not ``non_blocking``).
         """
         del phases
+        for leaf in [*self._held]:
+            self._add_held(leaf)
         self._reduce()
         self._own.coordinator.end_of_backward()
         self.stream.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from planner.domain.term import TermName
+from planner.intake.leaf_modules import EXPERTS_FIRST, leaf_kinds
 from planner.program.engines.groups import EMBEDDINGS, HEAD
 from planner.program.engines.params import Param, largest_units, optimizer_groups, packed_elements, params_of
 from planner.program.engines.zero.coordinator import Coordinator
@@ -43,7 +44,9 @@ class Zero3Start(DeepSpeed):
         super().__init__(stream, job)
         n_around = 2 if job.recipe.adapter is None else 3 + job.stack.adapters_call_model
         around = tuple(Module() for _ in range(n_around + job.model.value_head))
-        self._own = DividedModel(Coordinator(self), around=around)
+        leaves = leaf_kinds(job.stack.zero3_leaves, job.model)
+        first = job.model.architecture in EXPERTS_FIRST
+        self._own = DividedModel(Coordinator(self), around=around, leaves=leaves, experts_first=first)
         self._reference: DividedModel | None = None
         # That which scores, and that whose model runs.
         self._scoring = self._now = self._own

@@ -22,7 +22,7 @@ from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
 from planner.program.ops.operators import Operators, shape_of
-from planner.program.ops.tensors import Dtype, Tensor, Unit
+from planner.program.ops.tensors import Dtype, InGraph, Tensor, Unit
 from planner.program.ops.work import Manner
 from planner.program.view import LayerView
 from planner.program.weights.fine_grained import experts_fine_grained
@@ -154,8 +154,8 @@ def _grouped(
         torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
     selected = torch.index(x, rows * hidden)
     (gate_up, up_factors), (down, down_factors) = specs
-    biases = _biases(torch, view, gate_up)
     first = _weight(torch, view, gate_up, up_factors)
+    biases = _biases(torch, view, gate_up)
     out = _product(torch, view, gate_up, selected, first, biases)
     if not view.block.mlp.gated:
         out = activation(torch, view, out)
@@ -163,8 +163,8 @@ def _grouped(
         out = clamped_gate(torch, out)
     else:
         out = _gate(torch, view, out)
-    biases = _biases(torch, view, down)
     second = _weight(torch, view, down, down_factors)
+    biases = _biases(torch, view, down)
     out = _product(torch, view, down, out, second, biases)
     weighted = torch.mul(out, weights)
     weighted = torch.index(weighted, rows * hidden)
@@ -281,7 +281,11 @@ def _weight(torch: Operators, view: LayerView, spec: LinearSpec, factors: Factor
     """
     dtype = view.dtypes.base
     if not view.quantized(spec):
-        weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=view.trains_base)
+        # Grouped products read it turned, and so keep a view; those of GPT-OSS read it as it is stored.
+        turned = factors is None and view.block.mlp.activation != "clamped_swiglu"
+        kept: InGraph = "saved" if turned else ""
+        trained = view.trains_base
+        weight = torch.parameter(Unit.ONE, spec.weight_count, dtype, trained=trained, in_graph=kept)
     elif view.stack.quantizes_experts in ("expanded", "fp8"):
         return Tensor(None, Unit.ONE, spec.weight_count, dtype)
     else:

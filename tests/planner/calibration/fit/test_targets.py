@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.calibration.fit.targets import NOISE, Bound, Target, log_errors, penalised, predicted, targets_of
+from planner.calibration.fit.solver import penalised
+from planner.calibration.fit.targets import NOISE, Bound, Target, log_errors, predicted, targets_of
 from planner.calibration.intervals.residuals import spread_of
 from planner.domain.run_record import RunRecord
 from planner.domain.scenario import Scenario
@@ -114,4 +115,4 @@ def test_log_errors_are_those_of_the_prediction() -> None:
 )
 def test_only_the_wrong_side_of_a_bound_counts(bound: Bound, counts: list[float]) -> None:
     """A prediction above a lower bound may be right."""
-    assert penalised(np.array([-0.1, 0.2]), bound).tolist() == counts
+    assert penalised(np.array([-0.1, 0.2]), [bound] * 2).tolist() == counts

@@ -184,5 +184,7 @@ def test_blocks_that_zero_3_gathers_whole() -> None:
     named = {"deepspeed_moe_layer_cls_names": "MixtralSparseMoeBlock"}
     two = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 2} | named}
     assert read(two).value("sharding") == "zero2"
-    with pytest.raises(NotModelledError, match="cls_names: modules that ZeRO-3 gathers whole"):
-        read({"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3} | named})
+    assert "zero3_leaves" not in read(two).switches
+    three = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3} | named}
+    said = read(three).switches["zero3_leaves"]
+    assert said == ("MixtralSparseMoeBlock", "launch.yaml:deepspeed_config.deepspeed_moe_layer_cls_names")

@@ -90,6 +90,17 @@ def test_mics_that_is_off_is_a_remark() -> None:
     assert len(read(stage=3, mics_shard_size=-1, mics_hierarchical_params_gather=False).remarks) == 2
 
 
+def test_modules_that_stage_3_gathers_whole() -> None:
+    """A file's classes take the place of DeepSpeed's own list; other ways to name modules are not read."""
+    both = {"classes": ["a.b.MixtralSparseMoeBlock", "GptOssMLP"], "names": []}
+    assert switches(read(stage=3, leaf_module=both))["zero3_leaves"] == "a.b.MixtralSparseMoeBlock+GptOssMLP"
+    assert switches(read(stage=3, leaf_module={"classes": []}))["zero3_leaves"] == "none"
+    assert "zero3_leaves" not in switches(read(stage=3))
+    assert "zero3_leaves" not in switches(read(stage=2, leaf_module=both))
+    with pytest.raises(NotModelledError, match="name_suffixes: modules gathered whole are read by their cl"):
+        read(stage=3, leaf_module={"name_suffixes": ["mlp"]})
+
+
 def test_what_stage_3_sends_in_few_bits() -> None:
     """A switch names both; other stages read none of it, and say so."""
     both = {"zero_quantized_weights": True, "zero_quantized_gradients": True}
@@ -161,9 +172,9 @@ def test_a_second_copy_is_of_stage_3() -> None:
     assert read(stage=3, zero_hpz_partition_size=0).value("hpz") is None
 
 
-@pytest.mark.parametrize("name", ["leaf_module", "stage3_module_granularity_threshold"])
-def test_modules_that_are_gathered_whole(name: str) -> None:
+def test_modules_that_are_gathered_whole_by_their_size() -> None:
     """Of stage 3 alone, which divides weights (runtime/zero/config.py)."""
+    name = "stage3_module_granularity_threshold"
     assert not read(stage=2, **{name: 1}).ignored
-    with pytest.raises(NotModelledError, match=f"{name}: modules that ZeRO-3 gathers whole"):
+    with pytest.raises(NotModelledError, match=f"{name}: modules that ZeRO-3 gathers whole by"):
         read(stage=3, **{name: 1})

@@ -11,6 +11,7 @@ from tests.planner.configs.programs.test_program import TRAINER, TRL, job, progr
 
 BEFORE = "trainer = T"
 TWICE = "".join(f"def f{n}():\n    f{n + 1}(); f{n + 1}()\n" for n in range(40))
+HANDED = "".join(f"def f{n}():\n    elsewhere(f{n + 1}, f{n + 1})\n" for n in range(40))
 METHODS = "".join(
     f"    def m{n}(self):\n        {'; '.join(f'self.m{m}()' for m in range(14) if m != n)}\n"
     for n in range(14)
@@ -53,6 +54,8 @@ def test_a_value_that_holds_itself_is_not_known(lines: str, tmp_path: Path) -> N
         (f"{TWICE}def f40():\n    print(model)\nif newest():\n    f0()\n", "without end"),
         (f"class A:\n{METHODS}a = A()\nif newest():\n    a.m0()\n", "without end"),
         (LOOPS, "without end"),
+        ("x = [1]\n" + "x = [*x, *x]\n" * 60, "without end"),
+        (HANDED + "elsewhere(f0)\n", "without end"),
         ("x = sys" + ".path" * 600 + "\n", "nested more deeply"),
         ("x = 0x" + "F" * 9000 + "\n", "thousands of digits"),
     ],

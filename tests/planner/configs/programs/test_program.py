@@ -356,6 +356,18 @@ def test_the_class_that_loads_says_whether_the_tower_comes_along(
     assert (job(program(tmp_path, text)).model.vision is not None) is tower
 
 
+@pytest.mark.parametrize("named", ["[MistralDecoderLayer]", '["MistralDecoderLayer"]'])
+def test_modules_that_a_program_has_gathered_whole(named: str, tmp_path: Path) -> None:
+    """By ``set_z3_leaf_modules``; which modules must be known from the text."""
+    imports = "from transformers.models.mistral.modeling_mistral import MistralDecoderLayer\n"
+    call = f"deepspeed.utils.set_z3_leaf_modules(model, {named})"
+    text = f"import deepspeed\n{imports}{TRL}".replace("    trained = 0", f"    {call}\n    trained = 0")
+    said = read(program(tmp_path, text)).request.values["switches"].value
+    assert "zero3_leaves=MistralDecoderLayer" in said
+    with pytest.raises(NotModelledError, match="which modules of which model ZeRO-3 gathers whole"):
+        read(program(tmp_path, text.replace(named, "[each for each in blocks]")))
+
+
 def test_ends_among_unsloths_targets_are_trained_whole(tmp_path: Path) -> None:
     """They are moved to modules_to_save (unsloth models/llama.py get_peft_model)."""
     targets = 'r=32, target_modules=["q_proj", "lm_head", "embed_tokens"]'

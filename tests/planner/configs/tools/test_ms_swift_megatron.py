@@ -176,6 +176,7 @@ def test_what_is_not_modelled_is_refused_by_its_key(words: str, key: str) -> Non
     "words",
     [
         "--recompute_granularity full",
+        "--recompute_granularity everything",
         "--exp_avg_dtype bf16 --exp_avg_sq_dtype bf16",
         "--global_batch_size 12",
     ],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from typing import get_args
 
 import pytest
 
 from planner.domain.uncertainty.coefficients import PRIORS, Coefficients, Prior
-from planner.domain.uncertainty.prior import SETTLED_BY
+from planner.domain.uncertainty.prior import SettledBy
 from planner.predicting import estimate
 from planner.report.prediction.sections import build_sections
 from planner.report.prediction.subject import Subject
@@ -33,7 +34,7 @@ def test_every_coefficient_has_a_prior() -> None:
 @pytest.mark.parametrize("prior", PRIORS, ids=lambda prior: prior.name)
 def test_a_prior_says_what_settled_it(prior: Prior) -> None:
     """One of the five words, a source, a unit, and a value within the bounds."""
-    assert prior.settled_by in SETTLED_BY
+    assert prior.settled_by in get_args(SettledBy)
     assert prior.source.strip()
     assert prior.unit
     assert prior.low <= prior.value <= prior.high

@@ -45,12 +45,34 @@ def test_a_value_is_read(name: str, text: object, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "flags"), [("DoRA", "--method lora --dora"), ("dpo", "--task dpo beside --method")]
+    ("name", "word", "flags"),
+    [
+        ("method", "DoRA", "--method lora --dora"),
+        ("method", "dpo", "--task dpo beside --method"),
+        ("precision", "fp8", "--fp8 tensorwise"),
+        ("precision", "int4", "--method qlora"),
+    ],
 )
-def test_a_word_that_another_flag_means_names_it(word: str, flags: str) -> None:
-    """People say ``--method dora`` and ``--method dpo``."""
-    with pytest.raises(UsageError, match=f"^--method {word}: use {flags}"):
-        REQUEST_FIELDS["method"].parse(word)
+def test_a_word_that_another_flag_means_names_it(name: str, word: str, flags: str) -> None:
+    """People say ``--method dora``, ``--method dpo`` and ``--precision fp8``."""
+    with pytest.raises(UsageError, match=f"^--{name} {word}: use {flags}"):
+        REQUEST_FIELDS[name].parse(word)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "way"),
+    [
+        ("seq", "4,096", "write 4096"),
+        ("batch", "1,2", "plan search compares"),
+        ("method", "lora,qlora", "plan search compares"),
+    ],
+)
+def test_a_comma_is_no_part_of_one_value(name: str, text: str, way: str) -> None:
+    """Neither of thousands nor between choices; and what a comma leaves of thousands is no number."""
+    with pytest.raises(UsageError, match=f"^{name} is one value, but '{text}' has a comma: {way}"):
+        REQUEST_FIELDS[name].parse(text)
+    with pytest.raises(UsageError, match="whole number"):
+        REQUEST_FIELDS["seq"].parse("096")
 
 
 @pytest.mark.parametrize(

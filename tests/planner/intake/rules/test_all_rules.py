@@ -195,6 +195,16 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "--task dpo",
         "--method full",
     ),
+    "leaf-unread": (
+        "--model gpt-oss-20b --gpus 8 --sharding zero3",
+        "--switches zero3_leaves=GptOssMLP+GptOssAttention",
+        "--switches zero3_leaves=GptOssMLP",
+    ),
+    "leaf-of-another": (
+        "--gpus 8 --sharding zero3 --switches zero3_leaves=MixtralSparseMoeBlock",
+        "--model gpt-oss-20b",
+        "--model mixtral-8x7b",
+    ),
     "hpz-without-zero3": ("--gpus 2 --hpz 2", "--sharding fsdp", "--sharding zero3"),
     "hpz-second-model": (f"{HPZ} --task dpo --stack trl", "--method full", ""),
     "hpz-on-nvme": (HPZ, "--offload optimizer+params-nvme", "--offload optimizer+params"),

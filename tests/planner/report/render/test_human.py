@@ -153,3 +153,11 @@ def test_what_flags_mean_stands_beside_or_below_them_never_above() -> None:
         assert lines[0].split() == ["--batch", "4", "instead", "of", "batch=1", "+3", "GiB"]
         assert lines[1].split() == ["--no-gradient-checkpointing", "+8", "GiB"]
         assert lines[2:] == (["    instead of gradient_checkpointing=true"] if texts else [])
+
+
+def test_facts_stay_near_their_flags_on_a_wide_terminal() -> None:
+    """The row is as wide as what it says, from 80 columns on."""
+    for flags, width in (("--batch 4", 80), ("--offload optimizer+params " * 4, 149)):
+        rows = (FlagChoice(flags.strip(), "instead of batch=1", ("+3 GiB",)),)
+        lines = str(human.choices_text(Choices("", ("memory",), rows), 300)).splitlines()
+        assert max(map(len, lines)) <= width

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from planner.intake.resolve import look_up
 from planner.searching.common_stacks import COMMON_STACKS
 from planner.searching.recipes.space import (
     MICRO_BATCHES,
-    Option,
     OptionGroup,
     Space,
     options_over,
@@ -25,9 +22,6 @@ from planner.searching.recipes.space import (
     sizes,
 )
 from tests.jobs import typed
-
-if TYPE_CHECKING:
-    from planner.intake.resolve import LookedUp
 
 QLORA: dict[str, str | bool] = {"model": "7b", "method": "qlora", "gpu": "4090", "seq": "512"}
 SETTLED: dict[str, str | bool] = typed(
@@ -94,8 +88,6 @@ def test_nothing_is_varied_where_all_is_given() -> None:
     """One option, without a change, that keeps the whole logits but no activations."""
     ((first, offloading),) = [(group.first, group.offloading) for group in groups_of(QLORA | SETTLED)]
     assert [(option.flags, option.n_changes) for option in first] == [(QLORA | SETTLED, 0)]
-    # AdamW of torch has two fp32 states for each element.
-    assert first[0].spends == (0.0, 1.0, 8.0)
     assert offloading == ()
 
 
@@ -133,23 +125,6 @@ def test_several_gpus_share_their_states(nodes: str, wide: set[str]) -> None:
     assert shardings == {"zero2", "zero3", "fsdp", *wide}
     assert {"adamw_8bit", "paged_adamw_8bit"} <= {option.flags.get("optimizer") for option in group.first}
     assert not any("optimizer" in option.flags for option in group.offloading)
-    paged = [option for option in group.first if option.flags.get("optimizer") == "paged_adamw_8bit"]
-    assert {option.spends[2] for option in paged} == {0.0}
-
-
-def test_leaner_options_differ_in_what_they_spend_alone() -> None:
-    """States of a size of their own compare with nothing."""
-    found = cast("LookedUp", None)
-    plain = Option({"sharding": "zero3"}, found, 0, (1.0, 1.0, 8.0))
-    lean = Option(
-        {"sharding": "zero3", "loss": "liger", "optimizer": "adamw_8bit"}, found, 2, (1.0, 0.0, 2.0)
-    )
-    other = replace(lean, flags={**lean.flags, "sharding": "zero2"})
-    assert lean.is_leaner(plain)
-    assert not plain.is_leaner(lean)
-    assert not lean.is_leaner(lean)
-    assert not other.is_leaner(plain)
-    assert not replace(lean, spends=(1.0, 0.0, math.nan)).is_leaner(plain)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_gpus_that_divide_experts_divide_micro_batches() -> None:
         (FULL + "--moe_token_dispatcher_type flex", "moe_token_dispatcher_type"),
         (FULL + "--account_for_loss_in_pipeline_split true", "account_for_loss_in_pipeline_split"),
         (FULL + "--recompute_granularity full", "recompute_granularity"),
+        (FULL + "--recompute_granularity everything", "must be full, selective or none"),
         (START + "--tensor_model_parallel_size 2 --sequence_parallel true", "tensor_model_parallel_size"),
         (START.replace("--stage sft", "--stage pt"), "stage"),
         (START + "--finetuning_type oft", "finetuning_type"),

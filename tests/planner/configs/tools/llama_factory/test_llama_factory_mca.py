@@ -176,6 +176,11 @@ def test_switches_that_are_off_where_nothing_is_said(name: str) -> None:
     assert f"say {name} true" in asked(START.replace(f"--{name} true ", "")).failure
 
 
+def test_what_is_computed_again_has_three_words() -> None:
+    """Megatron stops at others."""
+    assert "must be full, selective or none" in asked(f"{START} --recompute_granularity everything").failure
+
+
 def test_models_that_it_stops_at() -> None:
     """Those that LLaMA-Factory does not list, and heads whose width its templates leave out."""
     assert "no such model" in asked(EXPERTS.replace("Qwen3-30B-A3B", "Qwen1.5-MoE-A2.7B")).failure

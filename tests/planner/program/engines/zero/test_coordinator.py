@@ -98,7 +98,7 @@ def test_what_the_graph_has_a_view_of_stays_until_it_goes() -> None:
     """A 4-bit matrix is gathered anew for backward, and bitsandbytes' context has that of the forward."""
     engine, (module,) = Engine(), modules(10)
     live = module.own[0]
-    live.param = replace(live.param, trained=False, in_graph=True)
+    live.param = replace(live.param, trained=False, in_graph="bound")
     coordinator = Coordinator(engine)  # type: ignore[arg-type]
     coordinator.makes_graph = True
     assert one_pass(coordinator, [module], engine) == [[20], []]
