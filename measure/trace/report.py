@@ -4,6 +4,7 @@ and unused memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from measure.trace.assumed import Assumed
@@ -27,11 +28,11 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
     lines += [_expandable_sentence(summary.expandable)] if summary.expandable is not None else []
     lines += [
         *(
-            f"{level} peak {format_gib(size)} in {in_words(moment.phase)}, at {_place(moment)}"
+            f"{level} peak {format_gib(size)} in {in_words(moment.phase)},\n  at {_place(moment)}"
             for level, size, moment in peaks
         ),
         "",
-        "Peak of each phase in GiB (_2: later micro-batches); unused: reserved less allocated at its peak",
+        "Peak of each phase in GiB; _2: later micro-batches; unused: reserved less allocated",
         _PHASE_HEAD,
         *(_phase_line(each) for each in summary.phases),
         "",
@@ -110,4 +111,6 @@ def _phase_line(each: PhaseSummary) -> str:
 
 
 def _place(moment: Moment) -> str:
-    return f"{moment.op.removeprefix('aten.') or 'no operator'} ({moment.module or 'no module'})"
+    """Operator and module; what wraps the model as a whole is no part of a module's name."""
+    module = re.sub(r"^(base_model\.model\.)?(model\.)?(?=layers\.)", "", moment.module)
+    return f"{moment.op.removeprefix('aten.') or 'no operator'} ({module or 'no module'})"

@@ -57,11 +57,11 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     matrices of their own, ``fc_1`` and ``fc_2``); lightning 2.5
     fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``);
     transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``); torchtitan e347b1e5e
-    models/moe/moe.py GroupedExperts (gate and up are tensors of their own).
+    models/moe/moe.py and 0.3.0 models/common/moe.py GroupedExperts (gate and up are tensors of their own).
     """
     if stack.model_code == "megatron-core":
         return _joined_model(model)
-    if stack.mixture_code == "torchtitan-2025":
+    if stack.mixture_code.startswith("torchtitan"):
         model = model.with_blocks(partial(_with_gates_apart, group="expert", names=("w1", "w3")))
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
         model = model.with_blocks(_with_turned_norms)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from shlex import quote
 
 from planner.domain.prediction import Prediction, Verdict
 from planner.domain.scenario import Scenario
@@ -127,5 +128,5 @@ def _bound(fitting: Checked | None, length: int) -> str:
 def _remarked(checked: Checked, text: str) -> Checked:
     remark = (checked.config, f"does not say how long samples are: counted with {text}")
     seq = "" if checked.subject is None else f"--seq {int(checked.subject.scenario.recipe.batch.seq_len)}"
-    details = f"plan --config {checked.config} {seq} --details, with the same flags"
+    details = f"plan --config {quote(checked.config)} {seq} --details, with the same flags"
     return replace(checked, remarks=(remark, *checked.remarks), details=details)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from shlex import quote
 from typing import Any
 
 from planner.api.files import CheckOptions, answer_file
@@ -162,7 +163,7 @@ def _with_more(checked: Checked, chosen: ConfigFile, left: Sequence[str]) -> Che
     for name, (sentence, values) in chosen.either.items():
         asked[name] = f"{sentence}; tried: {', '.join(values)}; {_EACH}"
     texts = (asked[name].removeprefix(f"{checked.config}: ") for name in left)
-    more = checked.details or f"plan --config {checked.config} --details, with the same flags"
+    more = checked.details or f"plan --config {quote(checked.config)} --details, with the same flags"
     flags = " ".join(_flag(chosen, name) for name in left)
     return replace(
         checked,

@@ -72,8 +72,8 @@ app.callback(invoke_without_command=True)(with_prediction_options(_root))
 def _check(configs: list[str] | None, **given: Any) -> Outcome:
     """Say whether the jobs of these files fit, and what would make them fit.
 
-    Files are TOML of plan's own or of other tools (--tool names them).  Flags win, then the file, then
-    the defaults in brackets.
+    Files are TOML of plan's own or of other tools (--tool names them).  Flags win; what neither
+    says is the default of the tool, then that of plan --help.
 
     The exit code of several is the worst, in the order 1, 2, 6, 3, 5, 4, 0.
 

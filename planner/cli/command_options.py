@@ -137,4 +137,4 @@ VALIDATE_OPTIONS: OwnOptions = {
 
 def with_prediction_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``command(ctx, **options)`` with all options of a prediction in its signature."""
-    return with_scenario_options(command, _ANSWER_OPTIONS, context=True)
+    return with_scenario_options(command, _ANSWER_OPTIONS, context=True, alone=True)

@@ -205,10 +205,10 @@ class Stack(EngineFacts):
     Of divided sequences: ``gathered_heads``, keys a head at a time; ``exchanged_heads``: tokens for heads."""
     whole_table_gradient: bool
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
-    mixture_code: Literal["transformers", "torchtitan-2025", "scattermoe", "liger"]
+    mixture_code: Literal["transformers", "torchtitan", "torchtitan-2025", "scattermoe", "liger"]
     """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or of
-    ``liger`` or without, or of torchtitan up to e347b1e5e (2026-02-15), with padded rows of each expert, and
-    an exchange of tokens where GPUs divide experts."""
+    ``liger`` or without, or of torchtitan 0.3.0, or of its code up to e347b1e5e (2026-02-15), with padded
+    rows of each expert, and an exchange of tokens where GPUs divide experts."""
     host_experts: Literal["none", "bf16", "int8"]
     """How KTransformers holds experts in host RAM, where it computes and trains them; ``none``: cards do."""
     keeps_host_activations: bool
@@ -241,6 +241,8 @@ class Stack(EngineFacts):
     """Inside of a checkpoint that is not reentrant a layer checkpoints itself, and runs twice again."""
     selective_keeps_attention: bool
     """A selective checkpoint keeps what the attention kernel returns."""
+    selective_flex: Literal["unread", "output", "saved"]
+    """What it keeps of FlexAttention: the ``output``, or all that a compiled function of its own saves."""
     checkpoints_units: bool
     """A layer's checkpoint is around its FSDP unit, as in Transformers; else inside of it."""
     offloaded_inputs_kept: int

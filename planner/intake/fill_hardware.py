@@ -70,7 +70,13 @@ def _power_limit_w(ledger: Ledger, gpu: GpuSpec) -> float | None:
 
 
 def _enter_link(ledger: Ledger, gpu: GpuSpec) -> None:
-    """How the GPUs of a node are taken to talk: over what the card comes with, which is never a bridge."""
+    """How the GPUs of a node are taken to talk: over what the card comes with, which is never a bridge.
+
+    Raises:
+        UsageError: NVLink was given, and the card has none.
+    """
+    if gpu.interconnect == "none" and ledger.request.get("link") == "nvlink":
+        raise UsageError(f"link nvlink: {gpu.id} has no NVLink; leave the link out, or say link pcie")
     if gpu.needs_bridge:
         ledger.choose("link", "pcie", "assumed", "bridges are sold apart: link nvlink says that there is one")
     else:

@@ -252,9 +252,10 @@ def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:
     """
     is_flash = ATTENTION_FACTS[attention].is_flash
     if attention == "flex":
-        of_transformers = stack.model_code == "transformers-5" and not model.remote_code
+        has_it = stack.model_code == "transformers-5" or stack.selective_flex != "unread"
         drops = any(group.block.attention.dropout for group in model.groups)
-        return not of_transformers or model.architecture in _NO_FLEX or drops or has_sinks(model)
+        runs = has_it and not model.remote_code
+        return not runs or model.architecture in _NO_FLEX or drops or has_sinks(model)
     if model.remote_code:
         return attention == "sdpa" and model.architecture in _REMOTE_NO_SDPA
     if attention == "eager":

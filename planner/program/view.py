@@ -141,6 +141,14 @@ class LayerView:
         return divides and not self.recipe.uses_deepspeed
 
     @property
+    def uses_local_parts(self) -> bool:
+        """Whether Transformers divides matrices, and without a graph takes their parts as plain tensors
+        (transformers 5.23 distributed/tensor_parallel.py transform_inputs_pre_forward).
+        """
+        divides = self.recipe.parallel.tensor > 1 and self.stack.model_parallel == "features"
+        return divides and self.stack.fsdp2_casts != "always"
+
+    @property
     def wraps_parts(self) -> bool:
         """Whether checkpointing wraps the norms,
         the attention and the MLP one by one instead of the layer.

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.domain.prediction import MemoryPrediction, TimePrediction
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
-from planner.domain.uncertainty.calibration import Calibration, lengths_of
 from planner.domain.uncertainty.coefficients import Coefficients
-from planner.domain.uncertainty.interval import WIDEST_LOG, Spread, SpreadKey, log_range
-from planner.domain.uncertainty.scale import Doubt, lifted, memory_scale, need_scale, time_scale
 from planner.errors import RefusedCombinationError, UsageError
 from planner.memory.quick import predict_quick
-from planner.predicting import PRIORS, order_reach_bytes
+from planner.predicting import PRIORS
 from planner.program.job import job_of
 from planner.searching.variants import refusals, with_sizes
 from planner.throughput.step_time import predict_time
@@ -38,8 +34,7 @@ class Grid:
 
     ``batch``: samples per GPU and micro-step; ``length``: tokens.  ``driver_peak_bytes`` is what the driver
     shows on the base's card, capped by it.  ``must_have_bytes`` is the minimum memory, which decides whether
-    a job fits.  ``step_s`` is ``None`` where the rates of the card are unknown, ``intervals`` without a
-    calibration.
+    a job fits.  ``step_s`` is ``None`` where the rates of the card are unknown.
     """
 
     batch: Floats
@@ -47,18 +42,16 @@ class Grid:
     driver_peak_bytes: Floats
     must_have_bytes: Floats
     step_s: Floats | None
-    intervals: GridIntervals | None = None
 
 
 def estimate_grid(
     base: Scenario,
-    model: Coefficients | Calibration = PRIORS,
+    coefficients: Coefficients = PRIORS,
     *,
     batch: Sequence[float] = (),
     length: Sequence[float] = (),
 ) -> Grid:
-    """Peak GPU memory and step time of ``base`` with every size of ``batch`` and ``length``;
-    with a calibration also intervals and P(fits).
+    """Peak GPU memory and step time of ``base`` with every size of ``batch`` and ``length``.
 
     An axis left empty keeps the value of ``base``.  Lengths of samples follow
     :meth:`planner.domain.recipes.recipe.Batch.mean_tokens_at`.
@@ -71,7 +64,7 @@ def estimate_grid(
     values = _Values(base, _axis("batch", batch, own.micro_batch), _axis("length", length, own.seq_len))
     if reasons := refusals(values.largest()):
         raise RefusedCombinationError("; ".join(reasons.values()))
-    return _answer(values, model)
+    return _answer(values, coefficients)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +118,9 @@ def _axis(name: str, given: Sequence[float], fixed: Number) -> Floats:
     return values
 
 
-def _answer(values: _Values, model: Coefficients | Calibration) -> Grid:
-    base, shape = values.base, (values.batch.size, values.length.size)
+def _answer(values: _Values, coefficients: Coefficients) -> Grid:
+    shape = values.batch.size, values.length.size
     driver, must_have, step = (np.empty(shape) for _ in range(3))
-    judge = Judge.of(model, base) if isinstance(model, Calibration) else None
-    coefficients = model.coefficients_for(base) if isinstance(model, Calibration) else model
-    intervals = no_intervals(shape) if judge else None
     timed = True
     for part in values.chunks():
         chunk = values.scenario(part)
@@ -142,98 +132,4 @@ def _answer(values: _Values, model: Coefficients | Calibration) -> Grid:
             timed = False
         else:
             step[part] = time.step_s
-        if judge and intervals:
-            judge.put(intervals, part, memory, time)
-    return Grid(values.batch, values.length, driver, must_have, step if timed else None, intervals)
-
-
-@dataclass(frozen=True, slots=True)
-class GridIntervals:
-    """Ends of the 90 % intervals, and the chance to fit;
-    ``nan`` where the calibration or the card says nothing.
-
-    Arrays have the shape of the grid; ``driver_*`` are in bytes, ``step_*`` in seconds.
-    """
-
-    driver_low_bytes: Floats
-    driver_high_bytes: Floats
-    fits_probability: Floats
-    step_low_s: Floats
-    step_high_s: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """What points of one grid are judged by: distributions, and how little is known of the grid's base."""
-
-    memory: Spread | None
-    need: Spread | None
-    time: Spread | None
-    doubt: Doubt
-
-    @classmethod
-    def of(cls, calibration: Calibration, base: Scenario) -> Judge:
-        """The judge of a grid around ``base``; whether lengths vary is that of the base."""
-        return cls(
-            memory=calibration.spread_for(SpreadKey.memory("driver", lengths_of(base))),
-            need=calibration.spread_for(SpreadKey("need")),
-            time=calibration.spread_for(SpreadKey("time")),
-            doubt=calibration.doubt(base),
-        )
-
-    def put(
-        self,
-        into: GridIntervals,
-        part: tuple[slice, slice],
-        memory: MemoryPrediction,
-        time: TimePrediction | None,
-    ) -> None:
-        """Write the answers of one chunk; assignment broadcasts what does not depend on both axes."""
-        if self.memory is not None:
-            into.driver_low_bytes[part], into.driver_high_bytes[part] = self._driver(self.memory, memory)
-        if self.need is not None and memory.limit_bytes is not None:
-            need = np.asarray(memory.must_have_bytes, dtype=np.float64)
-            moved = lifted(need) - need
-            room = np.log((max(memory.limit_bytes, 1) + moved) / (need + moved))
-            into.fits_probability[part] = _shares_below(
-                self.need, room / np.asarray(need_scale(memory, self.doubt))
-            )
-        if self.time is not None and time is not None:
-            ends = zip(log_range(self.time, 1.0), (True, False), strict=True)
-            into.step_low_s[part], into.step_high_s[part] = (
-                time.step_s * _exp(end * np.asarray(time_scale(time, self.doubt, below=below)))
-                for end, below in ends
-            )
-
-    def _driver(self, spread: Spread, memory: MemoryPrediction) -> tuple[Floats, Floats]:
-        """Around what an unlimited card would show, downwards around what this card shows where that is less;
-        nothing above the card is expected of a job that is predicted to fit.
-        """
-        shown = np.asarray(memory.driver_peak_bytes, dtype=np.float64)
-        scale = np.asarray(memory_scale(memory, "driver", self.doubt), dtype=np.float64)
-        value = memory.uncapped_driver_bytes
-        moved = lifted(value) - value
-        low, high = (lifted(value) * _exp(end * scale) for end in log_range(spread, 1.0))
-        low, high = np.maximum(low * np.minimum(shown / value, 1.0) - moved, 0.0), high - moved
-        down, up = order_reach_bytes(memory)
-        low, high = np.minimum(low, value - down), np.maximum(high, value + up)
-        ceiling = np.inf if memory.limit_bytes is None else float(memory.limit_bytes)
-        return np.minimum(low, shown), np.where(
-            shown <= ceiling, np.maximum(np.minimum(high, ceiling), shown), high
-        )
-
-
-def _exp(log: Floats) -> Floats:
-    """The factor of a logarithm, which is never wider than that of one answer (``log_range``)."""
-    return np.exp(np.clip(log, -WIDEST_LOG, WIDEST_LOG))
-
-
-def no_intervals(shape: tuple[int, ...]) -> GridIntervals:
-    """Intervals of a grid of this shape before any is known."""
-    return GridIntervals(*(np.full(shape, np.nan) for _ in range(5)))
-
-
-def _shares_below(spread: Spread, scores: Floats) -> Floats:
-    """:meth:`Spread.share_below` of many scores at once."""
-    shares: Floats = np.interp(scores, spread.scores, spread.probabilities, left=0.0, right=1.0)
-    return np.where(scores >= spread.scores[-1], 1.0, shares)
+    return Grid(values.batch, values.length, driver, must_have, step if timed else None)

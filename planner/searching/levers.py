@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -43,8 +42,6 @@ MAX_ESTIMATES = 200
 MAX_PAIRS = 4
 # Pairs that are tried with a third change on top, the largest savers.
 _MAX_GROWN = 3
-# Pairs that need this many times the card's memory tell that no others fit.
-_HOPELESS = 1.5
 # Where nothing fits, this many times as much is tried in the end.
 _LAST_RESORT = 4
 # Differences below this are rounding of the real allocator, not advice.
@@ -184,14 +181,6 @@ class _Judge:
     def is_hosted(self, lever: Lever) -> bool:
         """Whether servers have the host RAM for ``lever``; of a host whose size is known the verdict says."""
         return self.base.host.available_bytes is not None or lever.host_bytes <= _MOST_HOST_BYTES
-
-    def is_hopeless(self, trials: list[_Trial]) -> bool:
-        """Whether the best of ``trials`` is so far above the limit that others like them will not fit."""
-        memory = self.base.memory
-        most = max((trial.lever.saves_bytes for trial in trials), default=None)
-        return most is not None and float(memory.must_have_bytes) - most > _HOPELESS * float(
-            memory.limit_bytes or math.inf
-        )
 
     def again(self, trials: Iterable[_Trial]) -> list[_Trial]:
         """The same changes, estimated by this judge."""
@@ -423,26 +412,10 @@ def _largest_first(trials: list[_Trial]) -> list[_Trial]:
 
 
 def _on_top(judge: _Judge, firsts: list[_Trial], kinds: tuple[LeverKind, ...]) -> list[_Trial]:
-    """Each saver, largest first, with every change of another topic on top of it; other stacks last.
-
-    Ends where the best pair with the largest saver still needs ``_HOPELESS`` times what the card has.  What
-    another stack lacks tells nothing of the job's own, nor the other way round.
-    """
-    own = [trial for trial in firsts if trial.move.stack is None]
-    others = [trial for trial in firsts if trial.move.stack is not None]
+    """Each saver, largest first, with every change of another topic on top of it; other stacks last."""
     seen: set[frozenset[tuple[str, str | bool | None]]] = set()
-    return [*_pairs(judge, own, kinds, seen), *_pairs(judge, others, kinds, seen)]
-
-
-def _pairs(
-    judge: _Judge,
-    firsts: list[_Trial],
-    kinds: tuple[LeverKind, ...],
-    seen: set[frozenset[tuple[str, str | bool | None]]],
-) -> list[_Trial]:
-    """Pairs whose flags are not yet ``seen``, until there is no hope."""
     tried: list[_Trial] = []
-    for first in _largest_first(firsts):
+    for first in sorted(_largest_first(firsts), key=lambda trial: trial.move.stack is not None):
         topics = first.move.topic.split("+")
         topics += () if has_large_states(first.after) else _OF_STATES
         others = [move for move in moves(first.after) if move.topic not in topics and move.kind in kinds]
@@ -453,8 +426,6 @@ def _pairs(
         ]
         seen.update(frozenset(move.flags.items()) for move in new)
         tried += judge.tries(new)
-        if judge.is_hopeless(tried):
-            break
     return tried
 
 

@@ -1,7 +1,8 @@
 """The dry run of a model whose experts lie on several GPUs: layers of Transformers with the mixture of
 torchtitan in them, in words of our own, on fake tensors and a fake process group.
 
-Source: torchtitan e347b1e5e models/moe/moe.py MoE; distributed/expert_parallel.py ExpertParallel.
+Source: torchtitan e347b1e5e models/moe/moe.py MoE; distributed/expert_parallel.py ExpertParallel; torchtitan
+0.3.0 models/common/moe.py MoE, models/common/token_dispatcher.py LocalTokenDispatcher.
 """
 
 from __future__ import annotations
@@ -111,9 +112,14 @@ class Router(nn.Module):
         self.bias: torch.Tensor
         self.register_buffer("bias", torch.zeros(mlp.n_experts))
 
+    def scores_of(self, x: torch.Tensor) -> torch.Tensor:
+        """In the dtype of its weight."""
+        scores: torch.Tensor = self.gate(x)
+        return scores
+
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """In fp32."""
-        scores = self.gate(x)
+        scores = self.scores_of(x)
         if "sigmoid" in self.mlp.router:
             scores = torch.sigmoid(scores.float())
         else:
@@ -125,12 +131,24 @@ class Router(nn.Module):
         return weights * 1.0, chosen
 
 
+class WideRouter(Router):
+    """As under autocast to fp32."""
+
+    def scores_of(self, x: torch.Tensor) -> torch.Tensor:
+        """In fp32."""
+        # The compiler evaluates the arguments of autocast's wrapper from the last to the first.
+        weight = self.gate.weight.float()
+        return nn.functional.linear(x.float(), weight)
+
+
 class Mixture(nn.Module):
     """Router, experts and the shared one."""
 
+    router: ClassVar[type[Router]] = Router
+
     def __init__(self, hidden: int, mlp: MlpSpec, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.mlp, self.gate, self.experts = mlp, Router(hidden, mlp), Experts(hidden, mlp, mesh)
+        self.mlp, self.gate, self.experts = mlp, self.router(hidden, mlp), Experts(hidden, mlp, mesh)
         self.shared_experts = Shared(hidden, mlp.shared_width) if mlp.shared_width else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +164,54 @@ class Mixture(nn.Module):
         in_order = in_order.reshape(len(x), self.mlp.top_k, -1)
         mixed = torch.bmm(weights.reshape(len(x), 1, -1), in_order.float()).to(x.dtype).squeeze(1)
         return mixed.reshape(shape) if out is None else (out + mixed).reshape(shape)
+
+
+class _Added(torch.autograd.Function):
+    """Rows added to those of their tokens (ops/scatter_add.py)."""
+
+    @staticmethod
+    def forward(context: Any, out: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Out of place."""
+        context.save_for_backward(index)
+        return out.scatter_add(0, index, rows)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Each row gets what its token got."""
+        (index,) = context.saved_tensors
+        return gradients[0], None, torch.gather(gradients[0], 0, index)
+
+
+class Unpadded(Mixture):
+    """The mixture of 0.3.0: a router in fp32, rows that are not padded, weighted one by one."""
+
+    router = WideRouter
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over the chosen experts."""
+        shape, x = x.shape, x.view(-1, x.shape[-1])
+        weights, chosen = self.gate(x)
+        out = self._routed(x, weights, chosen)
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(x)
+        return out.reshape(shape)
+
+    def _routed(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        order = torch.argsort(chosen.view(-1), stable=True)
+        ordered = weights.view(-1)[order]
+        order = order // self.mlp.top_k
+        routed = x[order]
+        returned = self.experts._compute(routed)
+        return self._combined(returned, ordered, order, x)
+
+    def _combined(
+        self, rows: torch.Tensor, weights: torch.Tensor, order: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        out = torch.zeros_like(x)
+        rows = (rows.float() * weights.reshape(-1, 1)).to(rows.dtype)
+        index = order.reshape(-1, 1).expand(-1, x.shape[-1])
+        added: torch.Tensor = _Added.apply(out, index, rows)
+        return added
 
 
 class Policy(checkpointing._Policy):

@@ -275,3 +275,10 @@ def test_the_help_names_every_tool() -> None:
     """`--tool` lists what `planner/configs/read.py` reads, though the help is made without importing it."""
     declared = get_args(CHECK_OPTIONS["tool"][0])[1]
     assert all(re.search(rf"\b{re.escape(name)}\b(?!-)", declared.help) for name in TOOL_NAMES)
+
+
+def test_a_path_with_a_space_can_be_copied(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What to type next is quoted as a shell needs it."""
+    path = written(tmp_path, Path(QLORA).read_text(encoding="utf-8"), "my config.yaml")
+    _, out, _ = run(capsys, str(path), "--gpu", "4090")
+    assert f"plan --config '{path}' --details" in " ".join(out.split())

@@ -281,6 +281,8 @@ class _Table:
             given["dtype"] = given.pop("torch_dtype")
         if packing is not None:
             table |= self._packing(packing)
+        if isinstance(divided := given.get("distributed_config"), Made):
+            given["distributed_config"] = divided.given
         return {**table, **given, **self._done_to(model), **self._adapters(model)}
 
     def _done_to(self, model: Model) -> dict[str, Any]:

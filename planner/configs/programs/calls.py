@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from planner.configs.programs.library_classes import start_of
+from planner.configs.programs.library_classes import ARGUMENTS, start_of
 from planner.configs.programs.looks import (
     GIVES_PARTS,
     HANDS_PARTS_ON,
@@ -75,20 +75,6 @@ _DTYPES = {
     "half": "float16",
     "float": "float32",
 }
-_ARGUMENTS = {
-    "from_pretrained": ("model_name",),
-    "get_peft_model": ("model", "peft_config"),
-    "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
-    "SFTTrainer": ("model", "args"),
-    "DPOTrainer": ("model", "ref_model", "args"),
-    "KTOTrainer": ("model", "ref_model", "args"),
-    "GRPOTrainer": ("model", "reward_funcs", "args"),
-    "Config": ("output_dir",),
-    "Arguments": ("output_dir",),
-    "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
-    "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
-}
-"""Names of arguments that are given by their place."""
 
 
 class TrainedError(Exception):
@@ -325,7 +311,7 @@ class Calls(PythonCalls):
         if _TRAINER.match(library.last):
             return self._made_trainer(node, library.last)
         if SETTINGS.match(library.last):
-            return Made(library.last, self.arguments(node, _ARGUMENTS["Config"])[1], node.lineno)
+            return Made(library.last, self.arguments(node, ARGUMENTS["Config"])[1], node.lineno)
         return None
 
     def _piped(self, node: ast.Call) -> Unknown:
@@ -362,7 +348,7 @@ class Calls(PythonCalls):
 
     def _prepared(self, node: ast.Call) -> Model:
         model = self._model(node, "prepares")
-        model.prepared = Made("prepared", self.arguments(node, _ARGUMENTS["prepares"])[1], node.lineno)
+        model.prepared = Made("prepared", self.arguments(node, ARGUMENTS["prepares"])[1], node.lineno)
         return model
 
     def _with_tokens(self, node: ast.Call) -> list[Any]:
@@ -371,7 +357,7 @@ class Calls(PythonCalls):
         return [model, Unknown("tokenizer")]
 
     def _loaded(self, node: ast.Call, two: str) -> Any:
-        given = self.arguments(node, _ARGUMENTS["from_pretrained"])[1]
+        given = self.arguments(node, ARGUMENTS["from_pretrained"])[1]
         for other in ("pretrained_model_name_or_path", "model_name_or_path"):
             if other in given:
                 given["model_name"] = given.pop(other)
@@ -380,7 +366,7 @@ class Calls(PythonCalls):
         return [model, Unknown("tokenizer")] if two.startswith("Fast") else model
 
     def _model(self, node: ast.Call, names: str) -> Model:
-        model = self.arguments(node, _ARGUMENTS[names])[1].get("model")
+        model = self.arguments(node, ARGUMENTS[names])[1].get("model")
         if not isinstance(model, Model):
             raise self.refused(node, "which model this is given is not known")
         return model
@@ -390,7 +376,7 @@ class Calls(PythonCalls):
         model = self._model(node, names)
         if model.adapters is not None:
             raise self.refused(node, "adapters on adapters are not modelled")
-        given = self.arguments(node, _ARGUMENTS[names])[1]
+        given = self.arguments(node, ARGUMENTS[names])[1]
         config = Made("unsloth", given, node.lineno) if unsloth else given.get("peft_config")
         if not isinstance(config, Made):
             raise self.refused(node, "which adapters these are is not known")
@@ -398,7 +384,7 @@ class Calls(PythonCalls):
         return model
 
     def _made_trainer(self, node: ast.Call, kind: str) -> Made:
-        names = _ARGUMENTS.get(kind, _ARGUMENTS["SFTTrainer"])
+        names = ARGUMENTS.get(kind, ARGUMENTS["SFTTrainer"])
         self.stay()
         self.trainer = Made(kind, self.arguments(node, names)[1], node.lineno)
         return self.trainer

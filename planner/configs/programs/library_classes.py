@@ -89,6 +89,22 @@ _STARTS: dict[str, Any] = {
 _STARTS_OF_TRANSFORMERS = {"gradient_checkpointing": False, "bf16": False, "fp16": False}
 
 
+ARGUMENTS = {
+    "from_pretrained": ("model_name",),
+    "get_peft_model": ("model", "peft_config"),
+    "Trainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "SFTTrainer": ("model", "args"),
+    "DPOTrainer": ("model", "ref_model", "args"),
+    "KTOTrainer": ("model", "ref_model", "args"),
+    "GRPOTrainer": ("model", "reward_funcs", "args"),
+    "Config": ("output_dir",),
+    "Arguments": ("output_dir",),
+    "prepares": ("model", "use_gradient_checkpointing", "gradient_checkpointing_kwargs"),
+    "adapted": ("model", "r", "target_modules", "lora_alpha", "lora_dropout", "bias"),
+}
+"""Names of arguments that are given by their place."""
+
+
 def start_of(made: Made, name: str) -> tuple[Any] | None:
     """What a setting of a trainer is that nobody gives; in a tuple, for it may be nothing."""
     if made.kind in FIELDS:

@@ -9,6 +9,7 @@ from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.zero import say_leaves
 from planner.configs.said_by_file import Alone, Reading
 from planner.configs.shared.allocator_variable import say_allocator
+from planner.configs.shared.divided_model import read_divided_model
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
 from planner.configs.shared.trainer_arguments import (
@@ -100,6 +101,7 @@ def _finish(keys: Keys, reading: Reading) -> None:
     _read_allocator(keys, reading)
     _read_norms(keys, reading)
     say_leaves(keys, "gathered_whole", reading)
+    read_divided_model(keys, reading)
     quantised = reading.value("quantization") not in (None, "none")
     if keys.flag("dequantizes"):
         reading.say("quantization", "none", keys.where("dequantizes"))

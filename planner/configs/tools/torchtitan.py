@@ -129,6 +129,8 @@ def _choose_stack(keys: Keys, reading: Reading, compiled: str, *, old: bool) -> 
         where = keys.where("compile" if compiled else "training.warmup_steps")
         reading.say("stack", stack, where, "compiled" if compiled else "a file of torchtitan of 2024")
     reading.default("loss", "hf", "torchtitan e347b1e5e components/loss.py: cross entropy over whole logits")
+    reading.default("attention", "sdpa", "torchtitan e347b1e5e models/llama3/model/args.py: attn_type sdpa")
+    reading.switch("mixture_code", "torchtitan-2025", keys.where("model"))
 
 
 def _read_model(keys: Keys, part: Keys, reading: Reading, *, old: bool) -> None:

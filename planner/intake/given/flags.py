@@ -202,15 +202,17 @@ def with_hyphens(name: str) -> str:
 
 
 def with_scenario_options(
-    command: Callable[..., Any], own: OwnOptions, *, context: bool = False
+    command: Callable[..., Any], own: OwnOptions, *, context: bool = False, alone: bool = False
 ) -> Callable[..., Any]:
     """``command(**options)`` with all flags of a scenario and its ``own`` in its signature,
-    where typer looks for them.
+    where typer looks for them.  ``alone``: flags are all that says what the job is, so help has what is taken
+    without them; elsewhere a file says it, or a search varies it.
 
     A field that is not given is ``None``.  Values stay text (or booleans): the intake parses flags, files and
     records alike and words the errors.  With ``context`` the command takes typer's context first.
     """
-    options = {field.name: (_annotation(field), None) for field in request_fields()} | dict(own)
+    options = {field.name: (_annotation(field, _help(field, alone)), None) for field in request_fields()}
+    options |= dict(own)
     return with_options(command, options, context=context)
 
 
@@ -237,15 +239,15 @@ def with_options(
     return command
 
 
-def _annotation(field: RequestField) -> Any:
+def _annotation(field: RequestField, text: str) -> Any:
     heading = headings()[field.name]
     if field.kind == "flag":
         declaration = f"{field.flag}/--no-{field.flag.removeprefix('--')}"
-        flag = typer.Option(declaration, help=_help(field), show_default=False, rich_help_panel=heading)
+        flag = typer.Option(declaration, help=text, show_default=False, rich_help_panel=heading)
         return Annotated[bool | None, flag]
     option = typer.Option(
         field.flag,
-        help=_help(field),
+        help=text,
         metavar=_METAVARS[field.kind],
         show_default=False,
         autocompletion=_completion(field),
@@ -287,8 +289,8 @@ def _stacks() -> tuple[str, ...]:
 _CATALOGS: Mapping[str, Callable[[], tuple[str, ...]]] = {"model": _models, "gpu": _gpus, "stack": _stacks}
 
 
-def _help(field: RequestField) -> str:
+def _help(field: RequestField, alone: bool) -> str:
     told = all(choice in field.help for choice in field.choices)
     text = field.help if told else f"{field.help}: {', '.join(field.choices)}"
-    default = DEFAULT_TEXTS.get(field.name)
+    default = DEFAULT_TEXTS.get(field.name) if alone else None
     return text if default is None else f"{text} [{default}]"

@@ -18,16 +18,12 @@ def _adapts_router(case: Case) -> bool:
     return any(not names.isdisjoint({"all-linear", each}) for each in failing_routers(case.model))
 
 
-def _runs_every_expert(case: Case) -> bool:
-    return any(group.block.mlp.router == "every" for group in case.model.groups)
-
-
-def _selects_experts(case: Case) -> bool:
-    return any(group.block.mlp.router == "selected" for group in case.model.groups)
+def _routes(case: Case, how: str) -> bool:
+    return any(group.block.mlp.router == how for group in case.model.groups)
 
 
 def _is_another_mixture(case: Case) -> bool:
-    if case.stack.mixture_code != "torchtitan-2025" or not case.model.is_moe:
+    if not case.stack.mixture_code.startswith("torchtitan") or not case.model.is_moe:
         return False
     return case.model.architecture not in MIXTURES or case.recipe.method != "full"
 
@@ -184,7 +180,7 @@ MIXTURE_RULES = (
         "A mixture that computes all experts for all tokens is read in the modules of Transformers 5 and "
         "what its quantisers leave of them, not in those of this stack; use --stack hf-trainer",
         lambda case: (
-            _runs_every_expert(case)
+            _routes(case, "every")
             and (case.stack.model_code != "transformers-5" or case.stack.passes_over != "parameters")
         ),
         lambda case: case.stack.id,
@@ -193,7 +189,7 @@ MIXTURE_RULES = (
         "selected-experts-elsewhere",
         "The experts of DBRX are read in the modules of Transformers 5, not in those of this stack; "
         "use --stack hf-trainer",
-        lambda case: _selects_experts(case) and case.stack.model_code != "transformers-5",
+        lambda case: _routes(case, "selected") and case.stack.model_code != "transformers-5",
         lambda case: case.stack.id,
     ),
     refuse(
@@ -201,7 +197,7 @@ MIXTURE_RULES = (
         "selected-experts-mixed",
         "DBRX adds fp32 rows of autocast to a sum in the dtype of its weights, which fails unless these are "
         "fp32: use --precision bf16",
-        lambda case: _selects_experts(case) and case.numerics.mixed and case.numerics.load_dtype != "fp32",
+        lambda case: _routes(case, "selected") and case.numerics.mixed and case.numerics.load_dtype != "fp32",
         lambda case: f"{case.model.id} in {case.numerics.load_dtype}",
     ),
 )

@@ -80,10 +80,6 @@ def _all_targets_unmatched(case: Case) -> bool:
     return case.adapter is not None and len(_unmatched(case)) == len(case.adapter.targets)
 
 
-def _some_targets_unmatched(case: Case) -> bool:
-    return bool(_strange(case)) and not _all_targets_unmatched(case)
-
-
 def _targets_parameters(case: Case) -> bool:
     """Whether adapters are put on parameters of a model that has experts;
     elsewhere PEFT 0.21 tuners/tuners_utils.py says that nothing matched.
@@ -193,13 +189,17 @@ def _selects(case: Case) -> bool:
     return case.recipe.gradient_checkpointing and case.recipe.checkpoint_policy == "selective-op"
 
 
+def _has_read_flex(case: Case) -> bool:
+    return case.recipe.attention == "flex" and case.stack.selective_flex != "unread"
+
+
 def _has_unknown_operators(case: Case) -> bool:
     """Whether layers call products or attention by operators of which nobody read whether the policy keeps
     them.
     """
     return (
-        (case.model.is_moe and case.stack.mixture_code != "torchtitan-2025")
-        or ATTENTION_FACTS[case.recipe.attention].is_flash
+        (case.model.is_moe and not case.stack.mixture_code.startswith("torchtitan"))
+        or (ATTENTION_FACTS[case.recipe.attention].is_flash and not _has_read_flex(case))
         or case.recipe.numerics.quantization in PREPACKED | {"int8"}
     )
 
@@ -340,7 +340,7 @@ RECIPE_RULES = (
     warn(
         "targets-match-partly",
         "Some names in lora_targets match no matrix and add nothing",
-        _some_targets_unmatched,
+        lambda case: bool(_strange(case)) and not _all_targets_unmatched(case),
         _unmatched_targets_text,
     ),
     refuse(

@@ -73,10 +73,6 @@ def _makes_scores(case: Case) -> bool:
     return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
 
 
-def _is_too_wide(case: Case) -> bool:
-    return widest_head(case.model) > FLASH_WIDEST and not case.stack.masks_wide_heads
-
-
 def _divides_fp32(case: Case) -> bool:
     return case.stack.zero3_divides_fp32 and case.recipe.sharding.is_zero3
 
@@ -128,7 +124,11 @@ def _of_flash(name: Attention) -> tuple[Rule, ...]:
         refuse(
             f"{name}-wide-heads",
             f"{title} takes heads of at most {FLASH_WIDEST} features: use sdpa",
-            lambda case: case.recipe.attention == name and _is_too_wide(case),
+            lambda case: (
+                case.recipe.attention == name
+                and widest_head(case.model) > FLASH_WIDEST
+                and not case.stack.masks_wide_heads
+            ),
             lambda case: f"{case.model.id} has heads of {widest_head(case.model)}",
         ),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from planner.catalog.architecture_tables import needed_version
 from planner.catalog.packages import parsed_version
-from planner.domain.stack import Stack
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
 from planner.intake.supported import is_unread, lacks_model, stops_at_liger_loss
@@ -42,27 +41,19 @@ VERSION_RULES = (
 )
 
 
-def _is_passed_over(case: Case) -> bool:
-    """Whether the loss was given and did not come to be."""
-    return "loss" in case.given and case.given["loss"].value != case.recipe.loss
-
-
-def _offers(stack: Stack) -> bool:
-    """Whether the loss, or cut cross entropy in its place, is there."""
-    return stack.offers_liger_loss or stack.cut_cross_entropy
-
-
 LIGER_RULES = (
     warn(
         "liger-not-in-stack",
         "This stack has no switch for the Liger loss",
-        lambda case: case.recipe.loss == "liger" and not _offers(case.stack),
+        lambda case: (
+            case.recipe.loss == "liger" and not (case.stack.offers_liger_loss or case.stack.cut_cross_entropy)
+        ),
         lambda case: case.stack.id,
     ),
     warn(
         "liger-lacks-model",
         "Liger's fused loss is not made for this model here: all logits are",
-        _is_passed_over,
+        lambda case: "loss" in case.given and case.given["loss"].value != case.recipe.loss,
         lambda case: f"{case.model.architecture}, {case.stack.id}",
     ),
     refuse(

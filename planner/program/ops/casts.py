@@ -40,7 +40,9 @@ def weight_copy(torch: Operators, view: LayerView, weight: Tensor) -> Tensor:
     with torch.counted_as("weight_casts"):
         copy = torch.new(weight.unit, weight.count, dtype, "to", "autocast_copies", cost=[weight])
         copy = record(torch, copy, [weight], [], lambda _, gradient: [torch.like(gradient, "to", before)])
-    if before == "fp32" and weight.node is not None:
+    # A part that is no leaf is cast anew each time.
+    is_leaf = torch.grad_enabled or not view.uses_local_parts
+    if before == "fp32" and weight.node is not None and is_leaf:
         torch.autocast_cache[weight.node] = copy
     return copy
 

@@ -259,6 +259,7 @@ def _flex(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
     times = spec.n_heads // spec.n_kv_heads
     if spec.n_heads & (spec.n_heads - 1) and times > 1:
         key, value = repeat_kv(torch, key, times), repeat_kv(torch, value, times)
+    given = [_held(torch, view, each) for each in (query, key, value)]
     cost = fused_cost(view, "flash", PRODUCTS)
     out = torch.new(Unit.TOKENS, spec.out_width, query.dtype, op, cost=cost)
     out.head_by_head = True
@@ -270,7 +271,20 @@ def _flex(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: 
         _sums = torch.new(Unit.TOKENS, spec.n_heads, "fp32", f"{op}_backward", cost=None)
         return [torch.like(shape, f"{op}_backward", cost=None) for shape in shapes]
 
-    return record(torch, out, [query, key, value], [query, key, value, out, statistics], backward)
+    return record(torch, out, [query, key, value], [*given, out, statistics], backward)
+
+
+def _held(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
+    """What compiled attention saves of its input: a selective checkpoint that keeps what the compiled
+    function returns keeps the tensors that it saves, which are among that.
+
+    Source: torchtitan 0.3.0 models/common/attention.py FlexAttention (``wrap_inductor_compiled_regions``),
+    distributed/activation_checkpoint.py (``inductor_compiled_code``); torch 2.13 utils/checkpoint.py
+    _CachingTorchDispatchMode.
+    """
+    if torch.keeps is None or not torch.grad_enabled or view.stack.selective_flex != "saved":
+        return x
+    return torch.keeps("flash_attention", x.alias)
 
 
 def flash_gradients(

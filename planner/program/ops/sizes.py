@@ -106,6 +106,8 @@ def _expert_rows(scenario: Scenario, tokens: Number) -> dict[Unit, Number]:
         return {Unit.ARRIVED_ROWS: 0, Unit.EXPERT_ROWS: 0}
     mlp = blocks[0].mlp
     rows, experts = tokens * mlp.top_k, mlp.n_experts // scenario.recipe.parallel.experts
+    if scenario.stack.mixture_code != "torchtitan-2025":
+        return {Unit.ARRIVED_ROWS: rows, Unit.EXPERT_ROWS: rows}
     filled = FILLED_ROWS * ceil_div(rows + FILLED_ROWS * experts, FILLED_ROWS)
     return {Unit.ARRIVED_ROWS: rows + 1, Unit.EXPERT_ROWS: filled}
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import PurePath
+from shlex import quote
 
 from planner.domain.recipes.job_line import short_job_line
 from planner.errors import ExitCode
@@ -136,7 +137,7 @@ def _end(each: Checked, subject: Subject, allowed: Collection[ExitCode]) -> Iter
         yield Note("More:", "dim")
         yield Commands((each.details,))
     elif not each.launch_file:
-        yield Note(f"More: plan --config {each.config} --details, with the same flags", "dim")
+        yield Note(f"More: plan --config {quote(each.config)} --details, with the same flags", "dim")
     if each.written is not None:
         yield from _written(each)
     elif each.exit_code in (ExitCode.FITS, *allowed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from planner.errors import RefusedCombinationError, UsageError
 from planner.intake.given.fields import REQUEST_FIELDS
 from planner.intake.model_parallel import group_gpus
 from planner.intake.resolve import complete
-from planner.searching.grid import estimate_grid
 from planner.searching.recipes.answer import (
     Choice,
     FoundRecipes,
@@ -27,7 +27,7 @@ from planner.searching.recipes.attempt import Model, ModelFor, Tried, confirmed,
 from planner.searching.recipes.choose import all_options, by_place, try_sizes
 from planner.searching.recipes.counts import counted_places, world_of
 from planner.searching.recipes.pool import Explorer, Pool, Training
-from planner.searching.recipes.settle import Settled, last_that_fits, settle
+from planner.searching.recipes.settle import Settled, settle
 from planner.searching.recipes.space import Option, OptionGroup, Space, TypedFlags, sizes
 
 SEQ_STEP_TOKENS = 64
@@ -228,56 +228,26 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
     """Whether anything on the line fits; what is tried goes into the pool,
     the largest that fits and the next above it too.
 
-    Doubles until something does not fit.  A slightly larger job may need less, because blocks round
-    otherwise.  So the grid judges every value from there up to twice the first that was too large.  The
-    largest that fits is then tried by itself, because the grid does not judge host RAM, which grows with the
-    job.
+    Doubles until something does not fit, and halves what is between.
     """
 
-    def tries(value: int) -> Tried | None:
-        return pool.tries(option, model, line.flags(value))
-
     def fits(value: int) -> bool:
-        return pool.fits(tries(value))
+        return pool.fits(pool.tries(option, model, line.flags(value)))
 
-    good, best, value = 0, None, line.start
-    while pool.fits(tried := tries(value)):
-        good, best = value, tried
+    good, value = 0, line.start
+    while fits(value):
+        good = value
         if value >= line.highest:
             return True
         value = min(2 * value, line.highest)
-    if best is None:
+    if not good:
         return False
-    values = line.above(good, 2 * value)
-    # Where samples have a length of their own the grid would let them grow with the sequence.
-    judged = (
-        values
-        if pool.space.is_given("tokens_per_sample")
-        else _fitting(best, line.quantity, values, pool.confidence)
-    )
-    place = last_that_fits(lambda each: fits(judged[each]), len(judged) - 1, len(judged))
-    most = good if place is None else judged[place]
+    values = line.above(good, value - 1)
+    n_fitting = bisect_left(values, True, key=lambda each: not fits(each))
+    most = values[n_fitting - 1] if n_fitting else good
     for above in line.above(most, most + line.step):
         fits(above)
     return True
-
-
-def _fitting(like: Tried, quantity: Quantity, values: Sequence[int], confidence: float) -> list[int]:
-    """Those values with which the GPU memory of a recipe suffices, by the grid."""
-    axis = "batch" if quantity == "batch" else "length"
-    try:
-        grid = estimate_grid(like.scenario, like.model, **{axis: values})
-    except RefusedCombinationError:
-        # A rule refuses the largest of them: each is asked for by itself.
-        return list(values)
-    if grid.intervals is None or like.prediction.fits_probability is None:
-        limit = like.prediction.memory.limit_bytes or 0
-        return [value for value, need in zip(values, grid.must_have_bytes.flat, strict=True) if need <= limit]
-    return [
-        value
-        for value, chance in zip(values, grid.intervals.fits_probability.flat, strict=True)
-        if chance >= confidence
-    ]
 
 
 def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:

@@ -246,7 +246,8 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
     for stage in (each for each in stages if each == recipe.sharding or runs_sharding(base.stack.id, each)):
         # An engine divides nothing on one GPU: there it is only for what it offloads.
         only_offloads = stage != recipe.sharding and not several
-        offloads: tuple[Offload, ...] = () if only_offloads and not _needs_engine(base) else (recipe.offload,)
+        needs_engine = recipe.offloads_optimizer or recipe.offloads_params
+        offloads: tuple[Offload, ...] = () if only_offloads and not needs_engine else (recipe.offload,)
         if not space.is_given("offload"):
             offloads = (*offloads, *_offloads(space, base, stage))
         for offload in offloads:
@@ -254,10 +255,6 @@ def _shardings(space: Space, base: Scenario) -> list[dict[str, str | bool]]:
             pair |= {} if offload == recipe.offload else {"offload": offload}
             pairs.append(pair | _storage(space, base, stage))
     return pairs
-
-
-def _needs_engine(base: Scenario) -> bool:
-    return base.recipe.offloads_optimizer or base.recipe.offloads_params
 
 
 def _offloads(space: Space, base: Scenario, stage: Sharding) -> tuple[Offload, ...]:

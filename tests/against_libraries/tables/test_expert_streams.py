@@ -5,6 +5,7 @@ the step program asks for memory request by request as torchtitan's modules do.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from matrix.cells import Cell, scenario_of
@@ -18,10 +19,13 @@ from planner.program.ops.tensors import Unit
 from planner.report.trace.requests import differences, ignored_sizes, of_program, of_trace
 from tests.extras import import_or_skip
 
+MixtureCode = Literal["torchtitan", "torchtitan-2025"]
 LATER = ("forward_2", "loss_2", "backward_2")
 
 
-def one_gpu(model: str, experts: int, batch: int, policy: str) -> Scenario:
+def one_gpu(
+    model: str, experts: int, batch: int, policy: str, code: MixtureCode = "torchtitan-2025"
+) -> Scenario:
     """A job in bf16 without autocast, as layers run under FSDP2."""
     alone = scenario_of(Cell(0, "small", model, "full", policy != "none", "sdpa", batch, 512))
     numerics = replace(alone.recipe.numerics, load_dtype="bf16", precision="bf16")
@@ -32,7 +36,7 @@ def one_gpu(model: str, experts: int, batch: int, policy: str) -> Scenario:
         alone,
         recipe=recipe,
         hardware=replace(alone.hardware, gpus_per_node=experts),
-        stack=replace(alone.stack, mixture_code="torchtitan-2025", trainable_fp32=False),
+        stack=replace(alone.stack, mixture_code=code, trainable_fp32=False),
     )
 
 
@@ -61,3 +65,26 @@ def test_rows_are_sent_to_experts_and_back(model: str, experts: int, batch: int,
     program = of_program(job, ignored, LATER)
     assert ("all_to_all_single" in {each.op for each in program}) == (experts > 1)
     assert differences(program, of_trace(trace_mixture(scenario), ignored, LATER)) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "policy"),
+    [
+        ("qwen3-30b-a3b", 1, "none"),
+        ("qwen3-30b-a3b", 4, "selective-op"),
+        ("deepseek-v3", 4, "full"),
+    ],
+)
+def test_rows_without_padding(model: str, batch: int, policy: str) -> None:
+    """The mixture of torchtitan 0.3.0 on GPUs that each have all experts."""
+    import_or_skip("torch")
+    from mixture_trace import Unpadded, trace_mixture
+
+    scenario = one_gpu(model, 1, batch, policy, "torchtitan")
+    job = job_of(scenario, Coefficients())
+    values = unit_values(job)
+    rows = values[Unit.EXPERT_ROWS]
+    assert rows == values[Unit.ARRIVED_ROWS]
+    ignored = ignored_sizes(scenario) | {n_bytes * int(rows) for n_bytes in (1, 2, 4, 8)}
+    program = of_program(job, ignored, LATER)
+    assert differences(program, of_trace(trace_mixture(scenario, Unpadded), ignored, LATER)) == []

@@ -85,3 +85,11 @@ def test_the_host_is_unknown_unless_said() -> None:
     assert scenario_of().hardware.host.memory_bytes is None
     assert scenario_of(host="server-256g").hardware.host.memory_bytes == 256 * GIB
     assert scenario_of(host="server-256g", host_memory="64GiB").hardware.host.memory_bytes == 64 * GIB
+
+
+def test_a_card_without_nvlink_is_not_linked_by_it() -> None:
+    """A flag that changes nothing would promise a speed; PCIe may be said."""
+    with pytest.raises(UsageError, match="link nvlink: rtx4090 has no NVLink"):
+        scenario_of(gpu="4090:2", link="nvlink")
+    assert scenario_of(gpu="4090:2", link="pcie").hardware.link == "pcie"
+    assert scenario_of(gpu="3090:2", link="nvlink").hardware.link == "nvlink"

@@ -73,6 +73,19 @@ def test_a_list_without_the_attention_kernel_keeps_less() -> None:
     assert kept("true") - kept("false") == LAYERS * TOKENS * (2 * HIDDEN + 4 * 32)
 
 
+def test_what_compiled_attention_saves_is_kept_with_its_output() -> None:
+    """Turned query and key of each layer in torchtitan, where FlexAttention alone is compiled; the value is
+    the third product, which is kept anyway.
+    """
+
+    def kept(stack: str, flex: str) -> int:
+        said = {"method": "full", "gpu": "h100-sxm", "stack": stack, "attention": "flex"}
+        chosen = {"checkpoint_policy": "selective-op", "switches": f"selective_flex={flex}"}
+        return kept_bytes(job(model="llama-2-7b", gradient_checkpointing=True, **said, **chosen))
+
+    assert kept("torchtitan", "saved") - kept("torchtitan", "output") == LAYERS * TOKENS * 2 * 2 * HIDDEN
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_copies_of_the_second_run_end_with_it(reentrant: bool) -> None:
     """Autocast's copies of trained weights last as long as its region, and each run has one of its own:

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.catalog.location import data_dir
 from planner.domain.scenario import Scenario
 from planner.errors import RefusedCombinationError, UsageError
-from planner.predicting import PRIORS, estimate, estimate_calibrated
-from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration
+from planner.predicting import PRIORS, estimate
 from planner.searching import grid
-from planner.searching.grid import Grid, GridIntervals, estimate_grid
+from planner.searching.grid import Grid, estimate_grid
 from planner.searching.variants import with_sizes
 from tests.jobs import resolved, typed
 
@@ -145,39 +143,3 @@ def test_axes_hold_finite_numbers_of_at_least_one(bad: dict[str, Any]) -> None:
     """Zero, NaN, infinity and a table instead of a list are refused by the name of the axis."""
     with pytest.raises(UsageError, match=next(iter(bad))):
         estimate_grid(scenario(), **bad)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {},
-        {"method": "full", "padding": "longest", "tokens_per_sample": 300},
-        {"method": "qlora", "gpu": "4090:8"},
-        {"sharding": "zero3"},
-    ],
-)
-def test_intervals_of_a_grid_are_those_of_its_points(flags: dict[str, object]) -> None:
-    """Ends of intervals and P(fits) are what one scenario at a time gets, also where the card caps them."""
-    model = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
-    base = scenario(**flags)
-    made = estimate_grid(base, model, batch=BATCHES, length=(1024, 4096))
-    assert made.intervals is not None
-    for row, column in np.ndindex(made.must_have_bytes.shape):
-        one = estimate_calibrated(point(base, made, row, column), model, quick=True)
-        assert one.uncertainty is not None
-        assert one.uncertainty.step is not None
-        driver = dict(one.uncertainty.memory)["driver"]
-        expected = (
-            driver.low,
-            driver.high,
-            one.fits_probability,
-            one.uncertainty.step.low,
-            one.uncertainty.step.high,
-        )
-        found = [getattr(made.intervals, name)[row, column] for name in GridIntervals.__slots__]
-        assert found == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_grid_without_a_calibration_has_no_intervals() -> None:
-    """Literature values know nothing of their errors."""
-    assert estimate_grid(scenario(), batch=(1, 2)).intervals is None

@@ -3,8 +3,11 @@ and weighted in fp32 behind them.
 
 Where GPUs divide the experts, rows are sent to the GPU that has their expert, and what it returns is sent
 back.  As many rows are taken to arrive as are sent: tokens spread evenly over the experts.
+From 0.3.0 on rows are not padded, the router computes in fp32, and rows are weighted one by one before they
+are added to those of their token.
 Source: torchtitan e347b1e5e models/moe/moe.py MoE, TokenChoiceTopKRouter, GroupedExperts; models/moe/utils.py
-_permute, _unpermute; distributed/expert_parallel.py ExpertParallel; torch 2.13
+_permute, _unpermute; distributed/expert_parallel.py ExpertParallel; torchtitan 0.3.0 models/common/: moe.py
+MoE, token_dispatcher.py LocalTokenDispatcher; ops/scatter_add.py; torch 2.13
 distributed/_functional_collectives.py all_to_all_single_autograd.
 Ignored: indices and weights of the chosen experts, some numbers for each token; temporaries of routers that
 choose among groups of experts first (``num_expert_groups``), some numbers for each token and expert; work
@@ -20,7 +23,7 @@ from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation
 from planner.program.ops.autograd import record, save
 from planner.program.ops.operators import Operators, part_of, row_numbers
-from planner.program.ops.tensors import EXCHANGED_ROWS, Tensor, Unit, replaced
+from planner.program.ops.tensors import EXCHANGED_ROWS, Dtype, Tensor, Unit, replaced
 from planner.program.view import LayerView
 
 Shared = Callable[[Tensor], Tensor]
@@ -31,13 +34,14 @@ def dispatched(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> 
     """``MoE.forward``, whose variables live until it returns; ``shared``: the experts of all tokens."""
     x = torch.reshaped(x)
     # Products see rows alone, as the batch and its positions are one dimension.
+    mixed = _mixed if view.stack.mixture_code == "torchtitan-2025" else _added
     with replaced(torch, flat=True):
-        return _mixed(torch, view, x, shared)
+        return mixed(torch, view, x, shared)
 
 
 def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
     hidden, n_chosen, dtype = x.count, view.block.mlp.top_k, x.dtype
-    weights = _router(torch, view, x)
+    weights = _router(torch, view, x, x.dtype)
     routed = torch.index(x, n_chosen * hidden)
     returned = _experts(torch, view, routed)
     beside = shared(x) if view.block.mlp.shared_width else None
@@ -49,13 +53,46 @@ def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tens
     return out if beside is None else torch.add(beside, out)
 
 
-def _router(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
-    """Weights of the chosen experts: in fp32, of scores to which a bias is added for the choice alone."""
+def _added(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tensor:
+    """The same from 0.3.0 on, where no GPUs divide the experts."""
+    weights = _router(torch, view, x, "fp32")
+    out = _summed(torch, view, x, weights)
+    return torch.add(out, shared(x)) if view.block.mlp.shared_width else out
+
+
+def _summed(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Tensor:
+    """``RoutedExperts.forward``, which refers to rows before and behind the experts until it returns."""
+    unit, count = x.unit, x.count
+    with torch.inside("experts"):
+        routed = torch.index(x, count, Unit.EXPERT_ROWS)
+        returned = _computed(torch, view, routed)
+        given = returned.dtype
+        # Compiled, rows are widened, weighted and narrowed by one kernel.
+        each = Tensor(None, Unit.EXPERT_ROWS, 1, given if view.stack.fused_mlp else "fp32")
+        each.node = weights.node
+        _zeros = torch.like(x, "zeros")
+        weighted = torch.to(torch.mul(torch.to(returned, each.dtype), each), given)
+
+        def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+            rows = Tensor(None, Unit.EXPERT_ROWS, count, given)
+            return [torch.new(Unit.EXPERT_ROWS, count, gradient.dtype, "gather", cost=[rows])]
+
+        out = torch.new(unit, count, given, "scatter_add", cost=[weighted])
+        return record(torch, out, [weighted], save(torch, [weighted], [row_numbers()]), backward)
+
+
+def _router(torch: Operators, view: LayerView, x: Tensor, dtype: Dtype) -> Tensor:
+    """Weights of the chosen experts: in fp32, of scores to which a bias is added for the choice alone.
+
+    ``dtype``: of the product.
+    """
     mlp = view.block.mlp
     spec = next(each for each in view.block.linears if each.group == "router")
     with torch.inside("router"):
         with torch.inside(spec.name), _made_again(torch):
-            scores = torch.mm(x, _weight(torch, view, spec), mlp.n_experts)
+            weight = torch.to(_weight(torch, view, spec), dtype)
+            scores = torch.mm(torch.to(x, dtype), weight, mlp.n_experts)
+            del weight
         if mlp.router in _SIGMOID:
             scores = torch.kernel(torch.to(scores, "fp32"), "sigmoid", saves="output")
         else:

@@ -43,10 +43,19 @@ def test_a_scenario_is_text_or_a_switch_and_nothing_where_it_is_not_given() -> N
     assert found.keys() == {field.name for field in request_fields()} | {"top"}
 
 
+def test_defaults_are_told_where_flags_alone_say_the_job() -> None:
+    """Elsewhere a file says it, or a search varies it."""
+    alone = new_app("Asks for a job.")
+    alone.command()(with_scenario_options(lambda **options: options, {}, alone=True))
+    for app, ending in ((alone, " [1]"), (SCENARIO, "job")):
+        (nodes,) = (each for each in command_of(app).params if each.name == "nodes")
+        assert nodes.help.endswith(ending)
+
+
 def test_choices_are_told_and_completed() -> None:
     """By what was typed of them."""
     options = {each.name: each for each in command_of(SCENARIO).params}
-    assert options["link"].help.endswith(": nvlink, pcie, qpi [of the card]")
+    assert options["link"].help.endswith(": nvlink, pcie, qpi")
     for name, typed, offered in (("method", "ql", "qlora"), ("model", "qwen3-8", "qwen3-8b")):
         assert [each.value for each in options[name].shell_complete(None, typed)] == [offered]
 
