@@ -61,7 +61,7 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     """
     if stack.model_code == "megatron-core":
         return _joined_model(model)
-    if stack.mixture_code.startswith("torchtitan"):
+    if stack.mixture_code.startswith("torchtitan-"):
         model = model.with_blocks(partial(_with_gates_apart, group="expert", names=("w1", "w3")))
     if model.architecture in _FUSED_HEAD_NORMS[stack.fused_head_norms]:
         model = model.with_blocks(_with_turned_norms)

@@ -207,7 +207,7 @@ class Stack(EngineFacts):
     Of divided sequences: ``gathered_heads``, keys a head at a time; ``exchanged_heads``: tokens for heads."""
     whole_table_gradient: bool
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
-    mixture_code: Literal["transformers", "torchtitan", "torchtitan-2025", "scattermoe", "liger"]
+    mixture_code: Literal["transformers", "torchtitan-2026", "torchtitan-2025", "scattermoe", "liger"]
     """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or of
     ``liger`` or without, or of torchtitan 0.3.0, or of its code up to e347b1e5e (2026-02-15), with padded
     rows of each expert, and an exchange of tokens where GPUs divide experts."""

@@ -23,7 +23,7 @@ def _routes(case: Case, how: str) -> bool:
 
 
 def _is_another_mixture(case: Case) -> bool:
-    if not case.stack.mixture_code.startswith("torchtitan") or not case.model.is_moe:
+    if not case.stack.mixture_code.startswith("torchtitan-") or not case.model.is_moe:
         return False
     return case.model.architecture not in MIXTURES or case.recipe.method != "full"
 

@@ -198,7 +198,7 @@ def _has_unknown_operators(case: Case) -> bool:
     them.
     """
     return (
-        (case.model.is_moe and not case.stack.mixture_code.startswith("torchtitan"))
+        (case.model.is_moe and not case.stack.mixture_code.startswith("torchtitan-"))
         or (ATTENTION_FACTS[case.recipe.attention].is_flash and not _has_read_flex(case))
         or case.recipe.numerics.quantization in PREPACKED | {"int8"}
     )

@@ -96,7 +96,7 @@ def _mixture(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         return dense(torch, view, rows, "shared_expert")
 
     mlp = view.block.mlp
-    if view.stack.mixture_code.startswith("torchtitan"):
+    if view.stack.mixture_code.startswith("torchtitan-"):
         return dispatched(torch, view, x, shared)
     if view.stack.host_experts != "none":
         return on_host(torch, view, x, shared)

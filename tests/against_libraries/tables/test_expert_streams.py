@@ -19,7 +19,7 @@ from planner.program.ops.tensors import Unit
 from planner.report.trace.requests import differences, ignored_sizes, of_program, of_trace
 from tests.extras import import_or_skip
 
-MixtureCode = Literal["torchtitan", "torchtitan-2025"]
+MixtureCode = Literal["torchtitan-2026", "torchtitan-2025"]
 LATER = ("forward_2", "loss_2", "backward_2")
 
 
@@ -80,7 +80,7 @@ def test_rows_without_padding(model: str, batch: int, policy: str) -> None:
     import_or_skip("torch")
     from mixture_trace import Unpadded, trace_mixture
 
-    scenario = one_gpu(model, 1, batch, policy, "torchtitan")
+    scenario = one_gpu(model, 1, batch, policy, "torchtitan-2026")
     job = job_of(scenario, Coefficients())
     values = unit_values(job)
     rows = values[Unit.EXPERT_ROWS]
