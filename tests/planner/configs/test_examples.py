@@ -207,7 +207,8 @@ CASES: list[tuple[str, dict[str, str], dict[str, Any], str]] = [
         (
             "--stack torchtitan-compile --model llama-3.1-8b --method full --batch 1 --grad-accum 2 "
             "--seq 8192 --precision bf16-mixed --load-dtype fp32 --loss hf --gradient-checkpointing "
-            "--checkpoint-policy selective-op --sharding fsdp --switches fsdp_reduces_fp32=true"
+            "--checkpoint-policy selective-op --sharding fsdp --attention sdpa "
+            "--switches fsdp_reduces_fp32=true,mixture_code=torchtitan-2025"
         ),
     ),
     (
