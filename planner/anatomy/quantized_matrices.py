@@ -56,8 +56,10 @@ def as_built(model: ModelSpec, stack: Stack) -> ModelSpec:
     Source: litgpt 0.5.13 model.py GPT.__init__ (``lm_head``, ``transformer.wte``), LLaMAMLP (gate and up are
     matrices of their own, ``fc_1`` and ``fc_2``); lightning 2.5
     fabric/plugins/precision/ bitsandbytes.py BitsandbytesPrecision.convert_module (every ``nn.Linear``);
-    transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``); torchtitan e347b1e5e
-    models/moe/moe.py and 0.3.0 models/common/moe.py GroupedExperts (gate and up are tensors of their own).
+    transformers 5.23 quantizers/base.py get_modules_to_not_convert (``skip_modules``).
+
+    Gate and up are tensors of their own in torchtitan e347b1e5e models/moe/moe.py and 0.3.0
+    models/common/moe.py GroupedExperts.
     """
     if stack.model_code == "megatron-core":
         return _joined_model(model)
