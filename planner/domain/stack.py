@@ -209,8 +209,8 @@ class Stack(EngineFacts):
     """Where features are divided, the token table's gradient is that of the whole one, as DTensor's are."""
     mixture_code: Literal["transformers", "torchtitan-2026", "torchtitan-2025", "scattermoe", "liger"]
     """Whose layers run mixtures of experts: those of Transformers, with the kernels of ``scattermoe`` or of
-    ``liger`` or without, or of torchtitan 0.3.0.  ``torchtitan-2025`` is its code up to e347b1e5e (2026-02-15),
-    with padded rows of each expert, and an exchange of tokens where GPUs divide experts."""
+    ``liger`` or without, or of torchtitan 0.3.0.  ``torchtitan-2025`` is its code up to e347b1e5e
+    (2026-02-15), with padded rows of each expert, and an exchange of tokens where GPUs divide experts."""
     host_experts: Literal["none", "bf16", "int8"]
     """How KTransformers holds experts in host RAM, where it computes and trains them; ``none``: cards do."""
     keeps_host_activations: bool
