@@ -210,7 +210,7 @@ class Unpadded(Mixture):
         out = torch.zeros_like(x)
         rows = (rows.float() * weights.reshape(-1, 1)).to(rows.dtype)
         index = order.reshape(-1, 1).expand(-1, x.shape[-1])
-        added: torch.Tensor = _Added.apply(out, index, rows)
+        added: torch.Tensor = _Added.apply(out, index, rows)  # type: ignore[no-untyped-call]
         return added
 
 
