@@ -63,6 +63,7 @@ def test_bytes_kept_by_a_layer_of_llama() -> None:
         }
         said |= typed("--precision bf16 --optimizer sgd --gradient-checkpointing --no-checkpoint-reentrant")
         said |= {"checkpoint_policy": "selective-op", "loss": "chunked", "stack": "torchtitan"}
+        said |= {"attention": "sdpa"}
         phases = replayed(job_by(said)).phases
         forward = next(each for each in phases if each.phase == "loss")
         return float(forward.terms["saved_activations"])
