@@ -393,7 +393,7 @@ def test_ends_among_unsloths_targets_are_trained_whole(tmp_path: Path) -> None:
         ("def (", "not Python 3: line 1"),
         ("x = 1\0", "not Python"),
         ("x = " + "(" * 500 + ")" * 500, "not Python"),
-        ("x = " + "-" * 3000 + "1", "not Python"),
+        ("x = " + "-" * 10_000 + "1", "not Python"),
         ("from trl import SFTTrainer\ndef f():\n    f()\nf()", "calls itself without end"),
         ("from trl import SFTTrainer\ndef f():\n    f()\n    f()\nf()", "calls itself without end"),
         ("import torch\nprint(torch.ones(1))", "it makes no trainer"),
