@@ -25,6 +25,7 @@ from planner.domain.stack_values import (
     PackedMask,
     PairLogps,
     PassedOver,
+    RotaryInModel,
     RotaryModel,
     WithMamba2,
 )
@@ -92,6 +93,8 @@ class Stack(EngineFacts):
     """4-bit weights are expanded into one buffer that stays, and in backward beside it."""
     linear4bit_keeps_input: bool
     """4-bit linears save the input they computed with, although nothing needs it."""
+    linear4bit_copies_scales: bool
+    """The scales of a 4-bit weight that are quantised too are first copied, less their mean."""
     linear4bit_dtype: Literal["compute", "loaded", "fp16"]
     """Dtype of 4-bit linears: the job's (``loaded``: whatever a packed checkpoint says), or fp16."""
     int8_keeps_outlier_weights: bool
@@ -104,6 +107,8 @@ class Stack(EngineFacts):
     """Checkpoints in fp8 do not load, are turned to 16 bits where the card has no fp8 (``widened``), train as
     they are on cards that have it, too (``trained``), or are turned to 16 bits by the tool (``unpacked``).
     """
+    awq_in_fp16: bool
+    """Models of AWQ matrices are loaded in fp16 where bf16 is asked."""
 
     # Loading and saving
     loads_tower: bool
@@ -351,8 +356,9 @@ class Stack(EngineFacts):
     """Positions in such a table: all that the model was made for, or fewer, which grow with the samples."""
     rotary_positions: int
     """So many instead, where the stack's own builder of the model says them; else 0."""
-    elementwise_angles: bool
-    """Transformers makes angles of rotary positions element by element, not by a matrix product."""
+    rotary_in_model: tuple[RotaryInModel, ...]
+    """Architectures whose cosines and sines are made once a pass, before any layer: ``all``, or ``none``.
+    Their angles come from a matrix product, or behind ``elementwise`` from one element by element."""
     joins_turned_heads: bool
     """Rotary code joins what is turned with what is not, which may be nothing: a copy, head by head."""
 

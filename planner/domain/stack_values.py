@@ -83,6 +83,29 @@ RotaryModel = Literal[
     "gemma",
     "gemma2",
 ]
+RotaryInModel = Literal[
+    "none",
+    "all",
+    "elementwise",
+    "cohere",
+    "falcon",
+    "glm",
+    "gpt_neox",
+    "granite",
+    "granitemoe",
+    "llama",
+    "mllama",
+    "nemotron",
+    "olmoe",
+    "persimmon",
+    "phi",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen2_vl",
+    "stablelm",
+    "starcoder2",
+]
 ModelParallel = Literal["unread", "features", "tokens", "gathered_heads", "exchanged_heads"]
 LossWeights = Literal["none", "probability", "entropy", "entropy_of_rows", "divergence", "masked_tokens"]
 Distillation = Literal[

@@ -231,17 +231,23 @@ def _resolve_fp8(ledger: Ledger, sharding: Sharding) -> Fp8:
 def _as_loaded(
     ledger: Ledger, setting: RecipeContext, basis: _Basis, precision: Precision, asked: Dtype
 ) -> Dtype:
-    """The dtype of what is not packed: ``zero.Init`` decides where DeepSpeed's file turns on no 16 bits.
+    """The dtype of what is not packed, which the loader of AWQ models decides where the stack says so, and
+    ``zero.Init`` where DeepSpeed's file turns on no 16 bits.
 
-    Source: deepspeed 0.19.8 runtime/zero/partition_parameters.py _set_dtype.
-    Ignored: that Transformers since 4.52 loads AWQ models in fp16 where bf16 is asked for, of as many bytes.
+    Source: transformers 4.52.4 and 5.23 quantizers/quantizer_awq.py update_dtype; deepspeed 0.19.8
+    runtime/zero/partition_parameters.py _set_dtype.
     """
     divided = basis.sharding.is_zero3 and setting.stack.divides_as_made and basis.quantization == "none"
-    if not divided or precision != "fp32" or asked == "fp32":
+    if basis.quantization == "awq-int4" and asked == "bf16" and setting.stack.awq_in_fp16:
+        made: Dtype = "fp16"
+        origin, note = setting.origin, "Transformers loads AWQ models in fp16 where bf16 is asked for"
+    elif divided and precision == "fp32" and asked != "fp32":
+        made, origin = "fp32", "derived"
+        note = "ZeRO-3 divides weights in fp32 where nothing turns on its 16 bits"
+    else:
         return asked
-    note = "ZeRO-3 divides weights in fp32 where nothing turns on its 16 bits"
-    ledger.enter("load_dtype", "fp32", "derived", note)
-    return "fp32"
+    ledger.enter("load_dtype", made, origin, note)
+    return made
 
 
 def _resolve_precision(ledger: Ledger, setting: RecipeContext, basis: _Basis) -> Precision:

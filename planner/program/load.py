@@ -286,8 +286,7 @@ def _pack(stream: RequestStream, job: Job, weight: Weight) -> None:
     weight.dtype = "int8"
     packed = packed_bytes(numerics, weight.count)
     weight.slot = stream.allocate(Unit.ONE, packed, "weights", ("load", weight.name, "packed"))
-    if four_bit and numerics.double_quant:
-        # bitsandbytes before 0.46 took their mean in place.
+    if four_bit and numerics.double_quant and job.stack.linear4bit_copies_scales:
         passes(scale_bytes, "less their mean")
     for n_bytes in kept:
         stays(n_bytes)

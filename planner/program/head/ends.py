@@ -163,14 +163,17 @@ def _with_other_rows(torch: Operators, ends: EndsView, stream: Tensor) -> Tensor
 def _turns(torch: Operators, ends: EndsView) -> None:
     """Cosines and sines of rotary positions, where the model makes them once for its layers.
 
-    Source: transformers 4.48.0 to 5.23.0 models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
-    Ignored: that some models of 4.43 to 4.47 did so, and others not yet, below 0.2 % of a peak.
+    Source: transformers 4.43.4 models/llama/modeling_llama.py LlamaRotaryEmbedding.forward; 4.48.0 to 5.18.0
+    models/qwen2/modeling_qwen2.py Qwen2RotaryEmbedding.forward.
+    Ignored: that GPT-J, which has a buffer of sines, takes no product.
     """
     if all(each.block.attention.position != "rope" for each in ends.kinds):
         return
     # ZeRO-3 fetches what comes next at each module that is entered.
     with torch.inside("rotary_emb"):
-        if ends.layer.stack.model_code == "transformers-5":
+        decoder = ends.model.decoder or ends.model.architecture
+        stack = ends.layer.stack
+        if not {"all", decoder}.isdisjoint(stack.rotary_in_model) and stack.model_code != "own":
             make_turns(torch, ends.kinds)
 
 

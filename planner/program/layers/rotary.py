@@ -53,7 +53,7 @@ def turns(torch: Operators, view: LayerView) -> tuple[Tensor, Tensor]:
     """
     spec = view.block.attention
     width = spec.rotary_width or spec.head_dim
-    op = "mul" if view.stack.elementwise_angles else "bmm"
+    op = "mul" if "elementwise" in view.stack.rotary_in_model else "bmm"
     angles = torch.new(Unit.LENGTH, width / 2, "fp32", op, cost=None)
     if spec.rotary_form == "complex":
         _ones = torch.like(angles, "ones_like")

@@ -378,12 +378,12 @@ def test_the_card_and_the_stack_decide_what_becomes_of_fp8(flags: dict[str, str]
 
 
 def test_a_job_over_a_stored_base_is_quantised_without_being_told() -> None:
-    """Both names of the method; what is not packed is loaded as asked for."""
+    """Both names of the method; AWQ is loaded in fp16, whatever is asked for, from Transformers 4.52 on."""
     awq, nf4 = "TechxGenus/Meta-Llama-3-8B-Instruct-AWQ", "hugging-quants/Meta-Llama-3.1-70B-BNB-NF4-BF16"
     for method in ("lora", "qlora"):
-        found = numerics_of(awq, method=method, load_dtype="bf16")
-        assert (found.quantization, found.load_dtype) == ("awq-int4", "bf16")
+        assert numerics_of(awq, method=method, load_dtype="bf16").load_dtype == "fp16"
         assert numerics_of(nf4, method=method) == Numerics("bf16", "bf16-mixed", "nf4", True, "bf16", PLAIN)
+    assert numerics_of(awq, load_dtype="bf16", stack="llama-factory@0.8").load_dtype == "bf16"
     assert numerics_of("TheBloke/Llama-2-7B-GPTQ").quantization == "gptq-int4"
 
 

@@ -96,6 +96,11 @@ def test_a_4bit_matrix_arrives_whole_and_goes_when_its_scales_are_packed() -> No
         f"-{2 * SQUARE}",
     ]
     assert requests[first : first + 9] == packed
+    older, _ = loaded(
+        with_stack(job("llama-2-7b", "qlora", load_dtype="bf16"), linear4bit_copies_scales=False)
+    )
+    first = older.index(packed[0])
+    assert older[first : first + 7] == [*packed[:3], *packed[4:6], *packed[7:]]
     once, _ = loaded(job("llama-2-7b", "qlora", load_dtype="bf16", double_quant=False))
     first = once.index(packed[0])
     assert once[first : first + 4] == [packed[0], packed[1], packed[2], packed[8]]

@@ -29,7 +29,9 @@ def view_of(spec: AttentionSpec, table: Dtype = "bf16") -> LayerView:
         "block": SimpleNamespace(attention=spec),
         "dtypes": SimpleNamespace(table=table),
         "embedded": table,
-        "stack": SimpleNamespace(elementwise_angles=True, rotary_tables=("none",), adapter_kernels="eager"),
+        "stack": SimpleNamespace(
+            rotary_in_model=("all", "elementwise"), rotary_tables=("none",), adapter_kernels="eager"
+        ),
     }
     return SimpleNamespace(**fields)  # type: ignore[return-value]
 
