@@ -225,10 +225,10 @@ def _explore(pool: Pool, option: Option, model: Model, *, quantity: Quantity) ->
 
 
 def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
-    """Whether anything on the line fits; what is tried goes into the pool,
-    the largest that fits and the next above it too.
+    """Whether anything on the line fits; what is tried goes into the pool.
 
-    Doubles until something does not fit, and halves what is between.
+    Doubles until something does not fit, and halves what is between until the largest that fits and the next
+    above it are known.
     """
 
     def fits(value: int) -> bool:
@@ -240,14 +240,10 @@ def _most(pool: Pool, option: Option, model: Model, line: _Line) -> bool:
         if value >= line.highest:
             return True
         value = min(2 * value, line.highest)
-    if not good:
-        return False
-    values = line.above(good, value - 1)
-    n_fitting = bisect_left(values, True, key=lambda each: not fits(each))
-    most = values[n_fitting - 1] if n_fitting else good
-    for above in line.above(most, most + line.step):
-        fits(above)
-    return True
+    if good:
+        # Where it stops is in the pool.
+        bisect_left(line.above(good, value - 1), True, key=lambda each: not fits(each))
+    return good > 0
 
 
 def _largest(fitting: list[Tried], size: Callable[[Tried], Number], top: int) -> tuple[Tried, ...]:

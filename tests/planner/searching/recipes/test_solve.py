@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
+from typing import Any
 
 import pytest
 
 from planner.cli.main import main
+from planner.searching.recipes.pool import Pool
 
 DIVIDED = (
     "search --model qwen3-30b-a3b --method full --gpu h100-sxm --seq 2048 --batch 1 --gradient-checkpointing "
@@ -49,3 +52,26 @@ def test_lengths_begin_where_the_images_fit(capsys: pytest.CaptureFixture[str]) 
     lengths = [each["arguments"][each["arguments"].index("--seq") + 1] for each in group["recipes"]]
     assert int(lengths[0]) > 3328
     assert set(lengths) <= set(found["tried"]["length"])
+
+
+def test_no_size_is_tried_twice_and_the_next_above_the_largest_is_tried(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recipes are counted once, and the answer says what one step more would need."""
+    tried, tries = Counter[tuple[str, str]](), Pool.tries
+
+    def noted(pool: Pool, option: Any, model: Any, more: dict[str, str]) -> Any:
+        tried[str(option.flags), more["seq"]] += 1
+        return tries(pool, option, model, more)
+
+    monkeypatch.setattr(Pool, "tries", noted)
+    search = (
+        "search --model llama-3.2-1b --method qlora --gpu 4060 --batch 1 --loss hf --attention flash2 "
+        "--no-gradient-checkpointing --offload none --solve seq --json"
+    )
+    assert main(shlex.split(search)) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    arguments = group["recipes"][0]["arguments"]
+    largest = int(arguments[arguments.index("--seq") + 1])
+    assert {str(largest), str(largest + 64)} <= {length for _, length in tried}
+    assert set(tried.values()) == {1}
