@@ -157,6 +157,15 @@ def test_links_and_paths_lead_somewhere(path: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("path", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_row_of_a_table_has_all_its_cells(path: Path) -> None:
+    """A page shows a cell that is missing as an empty one, at the end of its row."""
+    text = CODE_BLOCK.sub("", path.read_text(encoding="utf-8"))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = re.sub(r"`[^`\n]*`|\\\|", "", table).splitlines()
+        assert len({row.count("|") for row in rows}) == 1, table
+
+
 def _anchors(path: Path) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
