@@ -60,34 +60,26 @@ def _backward(torch: Operators, view: LayerView, shapes: list[Tensor]) -> list[T
 
 
 def _to_heads(torch: Operators, shapes: list[Tensor]) -> list[Tensor]:
-    """Each is copied, sent while the next one is copied, and put in order when it has come."""
-    sent: list[Tensor] = []
-    made: list[Tensor] = []
-    for turn in range(len(shapes) + 2):
-        if 0 < turn <= len(shapes):
-            made.append(torch.like(sent[turn - 1], ALL_TO_ALL, cost=None))
-        if turn > 1:
-            _came = made[turn - 2]
-            made[turn - 2] = _beside(torch, _came, "thd_to_sequence_order")
-        if turn < len(shapes):
-            _came = shapes[turn]
-            sent.append(torch.like(shapes[turn], "clone"))
-    return made
+    """All tokens of this GPU's heads."""
+    return _exchanged(torch, shapes, "clone", "thd_to_sequence_order")
 
 
 def _to_tokens(torch: Operators, shapes: list[Tensor]) -> list[Tensor]:
-    """Each is put in the order of GPUs, sent, and copied to rows of all heads."""
+    """All heads of this GPU's tokens."""
+    return _exchanged(torch, shapes, "thd_to_rank_order", "clone")
+
+
+def _exchanged(torch: Operators, shapes: list[Tensor], before: str, behind: str) -> list[Tensor]:
+    """Each is copied, sent while the next one is copied, and copied to its place when it has come."""
     sent: list[Tensor] = []
     made: list[Tensor] = []
     for turn in range(len(shapes) + 2):
         if 0 < turn <= len(shapes):
             made.append(torch.like(sent[turn - 1], ALL_TO_ALL, cost=None))
         if turn < len(shapes):
-            _came = torch.like(shapes[turn], "thd_to_rank_order")
-            sent.append(_came)
+            sent.append(torch.like(shapes[turn], before))
         if turn > 1:
-            _came = made[turn - 2]
-            made[turn - 2] = _came = _beside(torch, _came, "clone")
+            made[turn - 2] = _beside(torch, made[turn - 2], behind)
     return made
 
 
