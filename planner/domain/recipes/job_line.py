@@ -131,8 +131,9 @@ def _distribution(recipe: Recipe) -> tuple[str, ...]:
     sharding += (f"{parallel.replicas} replicas",) if parallel.replicas else ()
     sharding += (f"hpz {parallel.hpz}",) if parallel.hpz > 1 else ()
     sharding += (f"tensor parallel {parallel.tensor}",) if parallel.tensor > 1 else ()
+    runs = f", {parallel.runs} runs each" if parallel.chunks > 2 else ""
     sharding += (
-        (f"pipeline parallel {parallel.pipeline} ({parallel.schedule})",)
+        (f"pipeline parallel {parallel.pipeline} ({parallel.schedule}{runs})",)
         if parallel.pipeline > 1 and not parallel.in_turn
         else ()
     )

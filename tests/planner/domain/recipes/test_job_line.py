@@ -46,6 +46,20 @@ def test_the_short_line_tells_qlora_from_a_base_without_double_quantisation() ->
     assert "7b, lora on nf4 r=8," in short_job_line(scenario(method="lora", quantization="nf4"))
 
 
+def test_pipelines_of_more_runs_do_not_read_alike() -> None:
+    """Two runs of layers for each group need no word, as that is what an interleaved pipeline has."""
+    flags = {
+        "model": "qwen3-32b",
+        "method": "full",
+        "stack": "megatron",
+        "gpu": "h100-sxm:8",
+        "grad_accum": "8",
+    }
+    piped = partial(scenario, **flags, pipeline_parallel="4", pipeline_schedule="interleaved")
+    assert "pipeline parallel 4 (interleaved)" in short_job_line(piped())
+    assert "pipeline parallel 4 (interleaved, 4 runs each)" in short_job_line(piped(pipeline_runs="4"))
+
+
 def test_what_is_recomputed_has_words() -> None:
     """None, plain, the reentrant variant, every few layers."""
     said = [
