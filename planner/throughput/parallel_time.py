@@ -91,9 +91,9 @@ def exchanged_bytes(job: TimedJob) -> Number:
 def exchange_seconds(job: TimedJob) -> Number:
     """The same over the links, while kernels wait; seconds per micro-step.
 
-    Formula: of ``e`` GPUs of a group ``g`` are in one node, beside those that
-    have other features.  ``(g - 1) / e`` of the bytes go over the links
-    of the node and ``(e - g) / e`` over this GPU's part of the network, both at the same time.
+    Formula: of ``e`` GPUs that divide experts ``g`` are in one node, beside those with other features of the
+    same experts.  ``(g - 1) / e`` of the bytes go over the links of the node and ``(e - g) / e`` over this
+    GPU's part of the network, both at the same time.
     Source: torchtitan e347b1e5e distributed/expert_parallel.py (the host waits for the sizes, then the
     kernels for the rows); nccl-tests ``doc/PERFORMANCE.md`` (all-to-all).
     Ignored: the latency of each exchange (about 20 us); GPUs whose experts get more tokens than others.

@@ -98,16 +98,17 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
 def _expert_rows(scenario: Scenario, tokens: Number) -> dict[Unit, Number]:
     """Rows of the experts of one GPU, to which tokens are taken to be spread evenly: as many as it sends.
 
-    Formula: ``tokens x top_k``, and 8 more for each expert, in whole eights.
+    Formula: ``tokens x top_k``; in torchtitan of 2025 8 more for each expert, in whole eights.
     Source: torchtitan e347b1e5e models/moe/utils.py _permute (``TOKEN_GROUP_ALIGN_SIZE_M``).
     """
     blocks = [group.block for group in scenario.model.groups if group.block.mlp.n_experts]
     if not blocks:
         return {Unit.ARRIVED_ROWS: 0, Unit.EXPERT_ROWS: 0}
     mlp = blocks[0].mlp
-    rows, experts = tokens * mlp.top_k, mlp.n_experts // scenario.recipe.parallel.experts
+    rows = tokens * mlp.top_k
     if scenario.stack.mixture_code != "torchtitan-2025":
         return {Unit.ARRIVED_ROWS: rows, Unit.EXPERT_ROWS: rows}
+    experts = mlp.n_experts // scenario.recipe.parallel.experts
     filled = FILLED_ROWS * ceil_div(rows + FILLED_ROWS * experts, FILLED_ROWS)
     return {Unit.ARRIVED_ROWS: rows + 1, Unit.EXPERT_ROWS: filled}
 
