@@ -111,6 +111,8 @@ def _phase_line(each: PhaseSummary) -> str:
 
 
 def _place(moment: Moment) -> str:
-    """Operator and module; what wraps the model as a whole is no part of a module's name."""
-    module = re.sub(r"^(base_model\.model\.)?(model\.)?(?=layers\.)", "", moment.module)
+    """Operator and module; what wraps the model as a whole is no part of a module's name: its own class,
+    PEFT's, and an engine's.
+    """
+    module = re.sub(r"^(module\.)?(base_model\.model\.)?(model\.)?(?=layers\.)", "", moment.module)
     return f"{moment.op.removeprefix('aten.') or 'no operator'} ({module or 'no module'})"
