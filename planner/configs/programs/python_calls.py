@@ -204,6 +204,9 @@ class PythonCalls(Names, ABC):
             return (True,) if self._config_at(first) else None
         if name == "builtins.__import__" and first in sys.stdlib_module_names:
             return (Library(str(first)),)
+        if name == "functools.wraps":
+            # It hands a name and a text on, and calls nothing.
+            return (Unknown(name),)
         return plain(name, placed, given)
 
     def of_path(self, path: str, method: str) -> tuple[Any] | None:

@@ -216,3 +216,13 @@ def test_a_variable_that_a_cell_sets_counts(tmp_path: Path) -> None:
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
     with pytest.raises(NotModelledError, match="is not modelled"):
         read(path)
+
+
+def test_a_function_that_trains_may_be_wrapped(tmp_path: Path) -> None:
+    """``functools.wraps`` gets what trains and does nothing with it; the wrapper calls it."""
+    before, _, trained = TRAINER.partition("args = ")
+    wraps = "import functools\ndef timed(made):\n    @functools.wraps(made)\n    def run(*given):\n"
+    wraps += "        return made(*given)\n    return run\n"
+    body = "".join(f"    {line}\n" for line in f"args = {trained}".splitlines())
+    text = f"{before}{wraps}@timed\ndef main():\n{body}main()\n"
+    assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))
