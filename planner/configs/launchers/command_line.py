@@ -221,10 +221,9 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
         options = {name: job.arguments.pop(name) for name in _OF_AXOLOTL if name in job.arguments}
         job.launch = of_axolotl(path, options, variables)
     say_visible(path, job.launch, variables)
-    if "enable_fsdp" in job.arguments:
-        job.arguments |= {name: True for name in LOADS_ON_HOST if is_on(variables, name)}
-    else:
-        refuse_unread(path, variables)
+    read = LOADS_ON_HOST if "enable_fsdp" in job.arguments else ()
+    job.arguments |= {name: True for name in read if is_on(variables, name)}
+    refuse_unread(path, {name: text for name, text in variables.items() if name not in read})
     job.allocator = variables.get(counted_variable(variables.get), "")
     if job.tool in (MS_SWIFT, MEGATRON):
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
