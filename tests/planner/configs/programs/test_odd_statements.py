@@ -40,6 +40,7 @@ def with_lines(lines: str) -> str:
         "def made(size=8):\n    locals()['size'] = 4\n    return size\nsize = made()",
         "table = {'size': 4}\ntable |= {'size': 8}\nsize = table['size']",
         "kept = [4]\nother = kept\nother += [8]\nsize = kept[-1]",
+        "kept = (1, 8)\nother = kept\nother += (4,)\nsize = kept[-1]",
         "size = [*[1, 2], 8][2]",
         f"{WRAPS}@wraps\ndef made(size, more=1):\n    return size * more\nsize = made(2, more=2)",
         "class Sizes:\n    def made(self):\n        return 8\nsize = Sizes.made(None)",
