@@ -69,7 +69,7 @@ READS = frozenset(
         """
     )
 )
-_TELLS_OF_SETTINGS = re.compile("log|init$|update$|save|dump|write")
+_TELLS_OF_SETTINGS = re.compile("log|save|dump|write")
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 _OF_TOKENIZER = words(
     "pad_token eos_token bos_token unk_token padding_side truncation_side chat_template model_max_length"

@@ -99,6 +99,8 @@ def test_a_value_that_may_be_another_is_not_known(lines: str, tmp_path: Path) ->
         "def more(a):\n    if newest():\n        return\n    a.per_device_train_batch_size = 8\nmore(args)",
         "class Sets:\n    args.per_device_train_batch_size = 8",
         "from elsewhere import tuned\ntuned(args)",
+        "from elsewhere import update\nupdate(args)",
+        "import elsewhere\nelsewhere.init(args)",
     ],
 )
 def test_an_argument_that_may_be_another_is_not_known(lines: str, tmp_path: Path) -> None:
