@@ -73,6 +73,7 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
         if not keys.has("dtype"):
             reading.said.pop("load_dtype", None)
             leave_dtype(keys, reading)
+        _read_class(keys, reading)
     if keys.flag("own_collator"):
         reading.said.pop("seq", None)
         reading.needs["seq"] = f"{keys.path}: the program puts batches together itself: say --seq"
@@ -136,7 +137,6 @@ def _finish(keys: Keys, reading: Reading) -> None:
         )
     if keys.flag("loaded_by_program"):
         _take_one_gpu(reading, COPIES)
-        _read_class(keys, reading)
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
