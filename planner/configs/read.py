@@ -172,6 +172,8 @@ TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
 _DIVIDED = ("tensor_parallel", "context_parallel")
+# They call set_z3_leaf_modules: zero3_leaves in data/packages has the places.
+_NAME_LEAVES = ("axolotl", "llama-factory", "ms-swift")
 
 
 def read_config(path: Path, tool: str | None = None, beside: Beside | None = None) -> Reading:
@@ -307,6 +309,7 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
             with suppress(PlannerError):
                 return _read_as(stack, str(error), partial(read_config, path, tool), beside)
         raise
+    _refuse_leaves(chosen, reading)
     say_one_process(reading)
     say_allocator(beside.allocator, f"{path}: PYTORCH_CUDA_ALLOC_CONF", reading)
     if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
@@ -335,6 +338,17 @@ def _without_open(document: Document, flags: frozenset[str]) -> Document:
     }
     left = {name: value for name, value in document.table.items() if name not in open_}
     return replace(document, table=left) if open_ else document
+
+
+def _refuse_leaves(chosen: Tool, reading: Reading) -> None:
+    """Raises: NotModelledError where a file names classes of modules that ZeRO-3 gathers whole, beside a tool
+    that names some itself.
+    """
+    if chosen.name in _NAME_LEAVES and "zero3_leaves" in reading.switches:
+        where = reading.switches["zero3_leaves"][1]
+        raise NotModelledError(
+            f"{where}: classes beside those that {chosen.title} names itself are not modelled: leave them out"
+        )
 
 
 def _check_task(reading: Reading, task: str) -> None:

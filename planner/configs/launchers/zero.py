@@ -59,8 +59,6 @@ _OFFLOADS = {
 }
 _ZERO_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_zero")
 _STAGE_3_UNMODELLED = texts_in("deepspeed.toml", "unmodelled_of_stage_3")
-# Tools that call set_z3_leaf_modules: zero3_leaves in data/packages has the places.
-_NAME_LEAVES = ("axolotl", "llama-factory", "ms-swift")
 
 
 def say_zero(keys: Keys, name: str, stage: object, reading: Reading) -> None:
@@ -208,13 +206,8 @@ def _read_leaves(zero: Keys, reading: Reading) -> None:
 
 
 def say_leaves(keys: Keys, name: str, reading: Reading) -> None:
-    """Enter the classes of modules that ZeRO-3 gathers whole.
-
-    Raises: NotModelledError beside a tool that names such classes itself, which are gathered whole, too.
-    """
+    """Enter the classes of modules that ZeRO-3 gathers whole."""
     if keys.has(name):
-        if reading.tool_name in _NAME_LEAVES:
-            raise keys.not_modelled(name, "classes beside those that the tool names are not modelled")
         reading.switch("zero3_leaves", "+".join(keys.names(name)) or "none", keys.where(name))
 
 

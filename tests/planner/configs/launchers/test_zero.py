@@ -99,9 +99,6 @@ def test_modules_that_stage_3_gathers_whole() -> None:
     assert "zero3_leaves" not in switches(read(stage=2, leaf_module=both))
     with pytest.raises(NotModelledError, match="name_suffixes: modules gathered whole are read by their cl"):
         read(stage=3, leaf_module={"name_suffixes": ["mlp"]})
-    of_tool = Reading(FILE, "LLaMA-Factory", tool_name="llama-factory")
-    with pytest.raises(NotModelledError, match="beside those that the tool names"):
-        read_zero(Keys(FILE, {"stage": 3, "leaf_module": {"classes": []}}), of_tool)
 
 
 def test_what_stage_3_sends_in_few_bits() -> None:
