@@ -19,7 +19,7 @@ from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.allocator_variable import say_allocator
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
 from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
@@ -227,7 +227,7 @@ def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
         card = Card(*_card(beside.gpu), lone=beside.lone and beside.words is None)
-        program = read_program(path, card, beside.words)
+        program = read_program(path, card, beside.words, beside.allocator)
     except NotSaidError:
         raise
     except NotModelledError as error:
@@ -243,6 +243,7 @@ def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     stack, others = ("", ()) if beside.stack else at_versions(chosen.stack, package, counted.get)
     stack = stack if package in counted else ""
     beside = replace(beside, task=program.task, script="", own=False, stack=beside.stack or stack)
+    beside = replace(beside, allocator="")
     reading = _read_by(chosen, Document(path, program.table), beside, tool)
     _say_pins(reading, pins, stack, others)
     for origin, text in program.remarks:
@@ -311,7 +312,7 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
         raise
     _refuse_leaves(chosen, reading)
     say_one_process(reading)
-    say_allocator(beside.allocator, f"{path}: PYTORCH_CUDA_ALLOC_CONF", reading)
+    say_allocator(beside.allocator, f"{path}: {ALLOCATOR_VARIABLES[0]}", reading)
     if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
         # The stack that is assumed for such flags has models of its own.
         reading.default("stack", hf_trainer.STACK, f"{chosen.title} launches programs on Transformers")

@@ -74,6 +74,25 @@ def test_settings_of_a_command_count_for_the_text_of_a_program(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')",
+            "roundup_power2_divisions:8",
+        ),
+        ("os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'", "expandable_segments:True"),
+    ],
+)
+def test_a_program_replaces_what_its_command_sets(line: str, said: str, tmp_path: Path) -> None:
+    """The whole text of a variable, or none of it where it only fills one in that is not set."""
+    path = program(tmp_path, f"import os\n{line}\n{TRL}")
+    command = f"PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8 torchrun --nproc_per_node 2 {path}"
+    found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090:2"}))
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.allocator_settings == said
+
+
+@pytest.mark.parametrize(
     ("before", "said"),
     [
         ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", "is not modelled"),
