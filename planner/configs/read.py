@@ -19,7 +19,7 @@ from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.allocator_variable import say_allocator
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
 from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
@@ -172,6 +172,8 @@ TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
 _DIVIDED = ("tensor_parallel", "context_parallel")
+# They call set_z3_leaf_modules: zero3_leaves in data/packages has the places.
+_NAME_LEAVES = ("axolotl", "llama-factory", "ms-swift")
 
 
 def read_config(path: Path, tool: str | None = None, beside: Beside | None = None) -> Reading:
@@ -225,7 +227,7 @@ def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
         card = Card(*_card(beside.gpu), lone=beside.lone and beside.words is None)
-        program = read_program(path, card, beside.words)
+        program = read_program(path, card, beside.words, beside.allocator)
     except NotSaidError:
         raise
     except NotModelledError as error:
@@ -241,6 +243,7 @@ def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     stack, others = ("", ()) if beside.stack else at_versions(chosen.stack, package, counted.get)
     stack = stack if package in counted else ""
     beside = replace(beside, task=program.task, script="", own=False, stack=beside.stack or stack)
+    beside = replace(beside, allocator="")
     reading = _read_by(chosen, Document(path, program.table), beside, tool)
     _say_pins(reading, pins, stack, others)
     for origin, text in program.remarks:
@@ -307,8 +310,9 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
             with suppress(PlannerError):
                 return _read_as(stack, str(error), partial(read_config, path, tool), beside)
         raise
+    _refuse_leaves(chosen, reading)
     say_one_process(reading)
-    say_allocator(beside.allocator, f"{path}: PYTORCH_CUDA_ALLOC_CONF", reading)
+    say_allocator(beside.allocator, f"{path}: {ALLOCATOR_VARIABLES[0]}", reading)
     if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
         # The stack that is assumed for such flags has models of its own.
         reading.default("stack", hf_trainer.STACK, f"{chosen.title} launches programs on Transformers")
@@ -335,6 +339,17 @@ def _without_open(document: Document, flags: frozenset[str]) -> Document:
     }
     left = {name: value for name, value in document.table.items() if name not in open_}
     return replace(document, table=left) if open_ else document
+
+
+def _refuse_leaves(chosen: Tool, reading: Reading) -> None:
+    """Raises: NotModelledError where a file names classes of modules that ZeRO-3 gathers whole, beside a tool
+    that names some itself.
+    """
+    if chosen.name in _NAME_LEAVES and "zero3_leaves" in reading.switches:
+        where = reading.switches["zero3_leaves"][1]
+        raise NotModelledError(
+            f"{where}: classes beside those that {chosen.title} names itself are not modelled: leave them out"
+        )
 
 
 def _check_task(reading: Reading, task: str) -> None:

@@ -6,13 +6,21 @@ import ast
 from typing import Any
 
 from planner.configs.programs.library_classes import ARGUMENTS
-from planner.configs.programs.looks import BESIDE_ADAPTERS, NOT_COUNTED, OF_ADAPTERS
+from planner.configs.programs.looks import NOT_COUNTED
 from planner.configs.programs.python_calls import Card, PythonCalls
 from planner.configs.programs.source import Source
 from planner.configs.programs.values import Made, Model, Unknown
+from planner.words import words
 
 UNTRAINED = "adapters that are loaded"
 """What adapters are called that lie on a model and are not trained."""
+_CONFIG = "adapter_config.json"
+# What it says that moves no memory.
+_HARMLESS = words(
+    """
+    auto_mapping base_model_name_or_path peft_version revision megatron_core qalora_group_size arrow_config
+    """
+)
 
 
 class Models(PythonCalls):
@@ -73,11 +81,11 @@ class Models(PythonCalls):
             raise self.refused(node, "adapters on adapters are not modelled")
         folder = given.get("model_id")
         known = isinstance(folder, str)
-        name = f"{folder if known else 'its folder'}/{OF_ADAPTERS}"
+        name = f"{folder if known else 'its folder'}/{_CONFIG}"
         found = self.table_of(name) if known else None
         open_ = {each: Unknown(f"{each} of {name}") for each in ("r", "target_modules")}
         table = open_ if found is None else found[0]
-        kept = {each: value for each, value in table.items() if each not in BESIDE_ADAPTERS}
+        kept = {each: value for each, value in table.items() if each not in _HARMLESS}
         trained = given.get("is_trainable") is True
         model.adapters = Made("LoraConfig" if trained else UNTRAINED, kept, node.lineno)
         return model

@@ -19,6 +19,7 @@ from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
 from planner.configs.programs.values import Made, Model, Unknown
 from planner.configs.programs.walk import Walk
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
 
@@ -99,9 +100,11 @@ class Program:
     remarks: tuple[tuple[str, str], ...]
 
 
-def read_program(path: Path, card: Card, words_given: tuple[str, ...] | None = None) -> Program:
+def read_program(
+    path: Path, card: Card, words_given: tuple[str, ...] | None = None, allocator: str = ""
+) -> Program:
     """The settings of the one trainer that a program makes; ``words_given``: the arguments of its command,
-    where there is one.
+    where there is one; ``allocator``: what the environment tells PyTorch's, unless the program sets it.
 
     Raises:
         InputFileError: unreadable, or no trainer is made.
@@ -109,7 +112,10 @@ def read_program(path: Path, card: Card, words_given: tuple[str, ...] | None = N
     """
     source = read_source(path)
     try:
-        return _read(source, Walk(source, card, words_given))
+        walk = Walk(source, card, words_given)
+        if allocator:
+            walk.allocator = walk.variables[ALLOCATOR_VARIABLES[0]] = allocator
+        return _read(source, walk)
     except RecursionError:
         raise InputFileError(path, "nested more deeply than can be read") from None
 

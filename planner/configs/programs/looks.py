@@ -57,19 +57,17 @@ TELLS = words(
     train_dataset eval_dataset
     """
 )
-# Methods and functions that only look at a model.
+# More methods and functions that only look at a model, or at a table.
 READS = frozenset(
     words(
         """
-        named_parameters parameters named_modules modules numel nelement size element_size print format
-        sum len items keys values isinstance hasattr getattr type str int round sorted set list append
-        any all startswith endswith lower split join state_dict dim get info debug warning max min
-        enumerate range zip get_input_embeddings get_output_embeddings mean device_count
-        generate
+        numel nelement size element_size format sum items keys values int round sorted set list append any
+        all startswith endswith lower split join dim get info debug warning max min enumerate range zip
+        get_input_embeddings get_output_embeddings mean device_count generate
         """
     )
 )
-_TELLS_OF_SETTINGS = re.compile("log|init$|update$|save|dump|write")
+_TELLS_OF_SETTINGS = re.compile("log|save|dump|write")
 _HARMLESS_CONFIG = words("use_cache pretraining_tp pad_token_id eos_token_id bos_token_id label2id id2label")
 _OF_TOKENIZER = words(
     "pad_token eos_token bos_token unk_token padding_side truncation_side chat_template model_max_length"
@@ -80,14 +78,6 @@ NOT_COUNTED = {
     "generate": "what is generated here is not counted",
 }
 """Methods of a model that change no settings of a step, with what is told of them."""
-OF_ADAPTERS = "adapter_config.json"
-"""What a folder of adapters says of them."""
-BESIDE_ADAPTERS = words(
-    """
-    auto_mapping base_model_name_or_path peft_version revision megatron_core qalora_group_size arrow_config
-    """
-)
-"""What it says that moves no memory."""
 
 
 def changes(name: str, values: list[Any]) -> bool:

@@ -18,7 +18,7 @@ from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known, unknown
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, counted_variable
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError
 from planner.words import words
@@ -89,7 +89,7 @@ class PythonCalls(Names, ABC):
         if not _MATTERS.search(str(name)):
             return
         if name in ALLOCATOR_VARIABLES and isinstance(value, str):
-            self.allocator = value
+            self.allocator = self.variables[counted_variable(self.variables.get)]
         else:
             raise self.refused(node, "what this variable changes is not known")
 
@@ -204,6 +204,9 @@ class PythonCalls(Names, ABC):
             return (True,) if self._config_at(first) else None
         if name == "builtins.__import__" and first in sys.stdlib_module_names:
             return (Library(str(first)),)
+        if name == "functools.wraps":
+            # It hands a name and a text on, and calls nothing.
+            return (Unknown(name),)
         return plain(name, placed, given)
 
     def of_path(self, path: str, method: str) -> tuple[Any] | None:

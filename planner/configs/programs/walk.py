@@ -163,11 +163,11 @@ class Walk(PassedOver):
         before = self.value(ast.Name(node.target.id)) if isinstance(node.target, ast.Name) else unknown(node)
         after = self.value(node.value)
         found = combined(ast.BinOp(node.target, node.op, node.value), before, after)
-        # Python changes lists and tables under their other names, too.
+        # Python changes lists and tables under their other names, too, and makes another tuple.
         if isinstance(before, dict):
             before |= found if isinstance(found, dict) else {"**": unknown(node)}
             return before
-        if isinstance(before, list):
+        if isinstance(before, list) and not isinstance(node.value, ast.Tuple):
             before[:] = found if isinstance(found, list) else [unknown(node)]
             return before
         return found

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from planner.allocator.settings import DEFAULT_SETTINGS, parse_settings
 from planner.configs.said_by_file import Reading
 from planner.errors import NotModelledError, UnknownNameError, UsageError, show
 
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def counted_variable(get: Callable[[str], object]) -> str:
+    """The variable that PyTorch reads, of those that ``get`` knows; empty where it knows none.
+
+    Source: torch 2.13 c10/cuda/CUDAAllocatorConfig.h ``instance``: the second where the first is not set.
+    """
+    return next((name for name in ALLOCATOR_VARIABLES if get(name) is not None), "")
 
 
 def say_allocator(text: str, origin: str, reading: Reading) -> None:

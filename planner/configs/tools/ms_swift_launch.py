@@ -11,7 +11,7 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Alone, Reading
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, counted_variable, say_allocator
 from planner.configs.shared.checkpoints import sees_images
 from planner.configs.shared.key_tables import texts_in
 from planner.configs.shared.keys import Keys, is_left_open
@@ -153,9 +153,9 @@ def _visible(env: Keys) -> int | None:
 
 
 def _read_allocator(env: Keys, reading: Reading) -> None:
-    for name in ALLOCATOR_VARIABLES:
-        if env.get(name) is not None:
-            say_allocator(str(env.get(name)), env.where(name), reading)
+    if name := counted_variable(env.get):
+        say_allocator(str(env.get(name)), env.where(name), reading)
+    env.skip(ALLOCATOR_VARIABLES)
 
 
 def _with_model_kwargs(keys: Keys, env: Keys) -> Keys:

@@ -10,7 +10,7 @@ import re
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.zero import say_leaves
 from planner.configs.said_by_file import Alone, Reading
-from planner.configs.shared.allocator_variable import say_allocator
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
 from planner.configs.shared.divided_model import read_divided_model
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
@@ -73,6 +73,7 @@ def read_trl_program(keys: Keys, reading: Reading, beside: Beside) -> None:
         if not keys.has("dtype"):
             reading.said.pop("load_dtype", None)
             leave_dtype(keys, reading)
+        _read_class(keys, reading)
     if keys.flag("own_collator"):
         reading.said.pop("seq", None)
         reading.needs["seq"] = f"{keys.path}: the program puts batches together itself: say --seq"
@@ -136,7 +137,6 @@ def _finish(keys: Keys, reading: Reading) -> None:
         )
     if keys.flag("loaded_by_program"):
         _take_one_gpu(reading, COPIES)
-        _read_class(keys, reading)
     keys.skip(
         (*_OF_FILE, "use_peft", "lora_r", "lora_dropout", "use_bnb_nested_quant", "bnb_4bit_quant_type")
     )
@@ -171,8 +171,8 @@ def _take_one_gpu(reading: Reading, why: str) -> None:
 
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
-    if text := keys.text("allocator"):
-        say_allocator(text, keys.where("allocator"), reading)
+    if text := keys.as_written("allocator"):
+        say_allocator(text, f"{keys.path}: {ALLOCATOR_VARIABLES[0]}", reading)
 
 
 def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:

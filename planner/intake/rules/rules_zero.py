@@ -58,8 +58,9 @@ ZERO_RULES = (
     ),
     refuse(
         "leaf-of-another",
-        "ZeRO-3 is to gather modules whole whose classes the model has not, at which Accelerate and "
-        "set_z3_leaf_modules stop: name a class of this model, or none",
+        "ZeRO-3 is to gather modules whole whose classes the model has not: Accelerate and "
+        "set_z3_leaf_modules stop at them, a file of DeepSpeed's gathers none; name a class of this model, "
+        "or none",
         lambda case: bool(_leaves(case)) and not leaf_kinds(case.stack.zero3_leaves, case.model),
         lambda case: f"{', '.join(_leaves(case))}, {case.model.architecture}",
     ),

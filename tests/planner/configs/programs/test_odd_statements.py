@@ -40,6 +40,7 @@ def with_lines(lines: str) -> str:
         "def made(size=8):\n    locals()['size'] = 4\n    return size\nsize = made()",
         "table = {'size': 4}\ntable |= {'size': 8}\nsize = table['size']",
         "kept = [4]\nother = kept\nother += [8]\nsize = kept[-1]",
+        "kept = (1, 8)\nother = kept\nother += (4,)\nsize = kept[-1]",
         "size = [*[1, 2], 8][2]",
         f"{WRAPS}@wraps\ndef made(size, more=1):\n    return size * more\nsize = made(2, more=2)",
         "class Sizes:\n    def made(self):\n        return 8\nsize = Sizes.made(None)",
@@ -98,6 +99,8 @@ def test_a_value_that_may_be_another_is_not_known(lines: str, tmp_path: Path) ->
         "def more(a):\n    if newest():\n        return\n    a.per_device_train_batch_size = 8\nmore(args)",
         "class Sets:\n    args.per_device_train_batch_size = 8",
         "from elsewhere import tuned\ntuned(args)",
+        "from elsewhere import update\nupdate(args)",
+        "import elsewhere\nelsewhere.init(args)",
     ],
 )
 def test_an_argument_that_may_be_another_is_not_known(lines: str, tmp_path: Path) -> None:
@@ -216,3 +219,13 @@ def test_a_variable_that_a_cell_sets_counts(tmp_path: Path) -> None:
     path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
     with pytest.raises(NotModelledError, match="is not modelled"):
         read(path)
+
+
+def test_a_function_that_trains_may_be_wrapped(tmp_path: Path) -> None:
+    """``functools.wraps`` gets what trains and does nothing with it; the wrapper calls it."""
+    before, _, trained = TRAINER.partition("args = ")
+    wraps = "import functools\ndef timed(made):\n    @functools.wraps(made)\n    def run(*given):\n"
+    wraps += "        return made(*given)\n    return run\n"
+    body = "".join(f"    {line}\n" for line in f"args = {trained}".splitlines())
+    text = f"{before}{wraps}@timed\ndef main():\n{body}main()\n"
+    assert job(program(tmp_path, text)) == job(program(tmp_path, TRAINER))

@@ -440,3 +440,11 @@ def test_a_command_without_arguments_is_the_program_that_it_runs(command: str, t
     assert bare(checked.subject.scenario) == job(path)
     gone = check_job(command_job("python gone.py", CheckOptions()), from_flags({"gpu": "rtx4090"}))
     assert "no command that starts a training" in gone.failure
+
+
+@pytest.mark.parametrize(("text", "said"), [(TRL, True), (TRAINER, False)])
+def test_the_class_of_a_model_is_said_where_the_trainer_would_load_another(
+    text: str, said: bool, tmp_path: Path
+) -> None:
+    """TRL loads a vision tower by itself; nothing beside a program with the Trainer of Transformers does."""
+    assert ("loads_tower" in str(read(program(tmp_path, text)))) is said

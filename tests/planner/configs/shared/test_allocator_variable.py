@@ -46,6 +46,23 @@ def test_settings_of_a_command_count(settings: str, said: str) -> None:
         assert subject.scenario.allocator_settings == said
 
 
+def test_the_older_of_two_names_counts(tmp_path: Path) -> None:
+    """PyTorch reads the other one only where it is not set: of a command, of a program, of ms-swift."""
+    both = {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "roundup_power2_divisions:8",
+    }
+    before = " ".join(f"{name}={text}" for name, text in both.items())
+    lines = "".join(f"os.environ[{name!r}] = {text!r}\n" for name, text in reversed(both.items()))
+    path = program(tmp_path, f"import os\n{lines}{TRL}")
+    swift = "swift sft --model Qwen/Qwen2.5-0.5B --max_length 512 --dataset a --torch_dtype bfloat16"
+    for command in (f"{before} {TRAINS}", f"torchrun --nproc_per_node 2 {path}", f"{before} {swift}"):
+        tool = "trl" if command.endswith(ARGUMENTS) else None
+        found = check_job(command_job(command, CheckOptions(tool=tool)), from_flags({"gpu": "rtx4090:2"}))
+        assert found.subject is not None, found.failure
+        assert found.subject.scenario.allocator_settings == "roundup_power2_divisions:8"
+
+
 def test_settings_of_a_command_count_for_the_text_of_a_program(tmp_path: Path) -> None:
     """Beside what the program sets itself."""
     path = program(tmp_path, TRL)
@@ -54,6 +71,25 @@ def test_settings_of_a_command_count_for_the_text_of_a_program(tmp_path: Path) -
         found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090:2"}))
         assert found.subject is not None, found.failure
         assert found.subject.scenario.segments_grow is grows
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "os.environ.setdefault('PYTORCH_CUDA_ALLOC_CONF', 'expandable_segments:True')",
+            "roundup_power2_divisions:8",
+        ),
+        ("os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'", "expandable_segments:True"),
+    ],
+)
+def test_a_program_replaces_what_its_command_sets(line: str, said: str, tmp_path: Path) -> None:
+    """The whole text of a variable, or none of it where it only fills one in that is not set."""
+    path = program(tmp_path, f"import os\n{line}\n{TRL}")
+    command = f"PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8 torchrun --nproc_per_node 2 {path}"
+    found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090:2"}))
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.allocator_settings == said
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def test_what_the_script_stops_at(arguments: str) -> None:
         (f"{ONE} {LORA} --from_peft_checkpoint out", "from_peft_checkpoint"),
         (f"{ONE} {LORA} --lora_r 64", "lora_r"),
         (QLORA, "ACCELERATE_USE_FSDP=1"),
+        (f"PYTORCH_NO_CUDA_MEMORY_CACHING=1 {FSDP}", "PYTORCH_NO_CUDA_MEMORY_CACHING=1"),
         (f"torchrun --nproc_per_node 4 {MODULE} {LORA} {REST}", "--enable_fsdp"),
     ],
 )

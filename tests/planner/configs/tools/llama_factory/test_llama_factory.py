@@ -488,3 +488,14 @@ def test_gpt_oss_gets_a_kernel_from_the_hub(tmp_path: Path, said: str) -> None:
     config = read(tmp_path, BASE.replace("Qwen/Qwen2.5-0.5B", "openai/gpt-oss-20b") + said)
     assert config.request.get("attention") == "flash2"
     assert any("FlashAttention 3" in remark.text for remark in config.remarks)
+
+
+def test_leaves_of_a_deepspeed_file_are_not_taken_for_all(tmp_path: Path) -> None:
+    """model/model_utils/moe.py add_z3_leaf_module names classes whatever DeepSpeed's file says of its own."""
+    table = '{"zero_optimization": {"stage": 3, "leaf_module": {"classes": []}}, "bf16": {"enabled": "auto"}}'
+    (tmp_path / "ds.json").write_text(table, encoding="utf-8")
+    with pytest.raises(NotModelledError, match="names itself are not modelled"):
+        read(tmp_path, FULL + "deepspeed: ds.json\n")
+    table = table.replace('"leaf_module": {"classes": []}', '"overlap_comm": true')
+    (tmp_path / "ds.json").write_text(table, encoding="utf-8")
+    assert read(tmp_path, FULL + "deepspeed: ds.json\n").request.get("sharding") == "zero3"
