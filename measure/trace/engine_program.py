@@ -104,8 +104,10 @@ def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
 
 
 def _evaluation(scenario: Scenario) -> dict[str, Any]:
-    """What the Trainer is told of evaluation, where there is one."""
-    return {"eval_strategy": "steps", "eval_steps": 1} if scenario.run.evaluates else {}
+    """What the Trainer is told of evaluation, where there is one.  The dry run itself asks for one behind its
+    last step; an earlier one would leave a cache to later steps that training for long does not begin with.
+    """
+    return {"eval_strategy": "steps", "eval_steps": _STEPS} if scenario.run.evaluates else {}
 
 
 def train(scenario: Scenario) -> None:
