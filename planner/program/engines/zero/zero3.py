@@ -47,6 +47,8 @@ _GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
 
+# Number of the module that runs first behind the layers, in the part that ends with the head.
+_BEHIND_LAYERS = 1
 # Modules that a layer hands its input by name.
 _BY_NAME = (("self_attn",), ("linear_attn",))
 
@@ -182,13 +184,15 @@ class Zero3(Zero3Start):
         if reads or self.job.recipe.has_own_loss:
             self.stream.wait()
         self._own.coordinator.makes_graph = False
-        self._own.coordinator.fetch(self._own.outer, forward=False, recomputes=False)
+        for each in self._own.around[:-1]:
+            self._own.coordinator.fetch(each, forward=False, recomputes=False)
 
     def backward(self, part: Instance) -> None:
         """The backward of a part, within that of the model."""
         super().backward(part)
         if part.name == EMBEDDINGS:
-            self._own.coordinator.release(self._own.outer, forward=False)
+            for each in self._own.around:
+                self._own.coordinator.release(each, forward=False)
 
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
@@ -204,6 +208,9 @@ class Zero3(Zero3Start):
             return
         coordinator, forward = self._now.coordinator, mark.moment in ("before_forward", "after_forward")
         if mark.moment in ("before_forward", "before_backward"):
+            if part.name == HEAD and not forward and mark.number == _BEHIND_LAYERS:
+                # The model inside of the one that has the head has a hook on what it returns, too.
+                coordinator.fetch(self._now.around[-1], forward=False, recomputes=False)
             if module in self._now.wrappers:
                 coordinator.fetch(self._now.wrappers[module], forward=True, recomputes=False)
             if forward and recomputes:
