@@ -47,8 +47,8 @@ _GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
 
-# Number of the module that runs first behind the layers, in the part that ends with the head.
-_BEHIND_LAYERS = 1
+# The module between the layers and the head runs backward.
+_BEHIND_LAYERS = (HEAD, 1, "before_backward")
 # Modules that a layer hands its input by name.
 _BY_NAME = (("self_attn",), ("linear_attn",))
 
@@ -199,18 +199,13 @@ class Zero3(Zero3Start):
         module = self._now.modules[part.name][mark.number]
         if module in self._now.inside:
             return
-        is_early = mark.moment == "before_forward" and module in self._now.early
-        if is_early or mark.moment == "read":
-            self._read(module, self._now.readers[module])
+        self._before(part, mark, module)
         if module is self._now.head or mark.moment == "read":
             return
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
             return
         coordinator, forward = self._now.coordinator, mark.moment in ("before_forward", "after_forward")
         if mark.moment in ("before_forward", "before_backward"):
-            if part.name == HEAD and not forward and mark.number == _BEHIND_LAYERS:
-                # The model inside of the one that has the head has a hook on what it returns, too.
-                coordinator.fetch(self._now.around[-1], forward=False, recomputes=False)
             if module in self._now.wrappers:
                 coordinator.fetch(self._now.wrappers[module], forward=True, recomputes=False)
             if forward and recomputes:
@@ -220,6 +215,16 @@ class Zero3(Zero3Start):
             if not forward:
                 self._add_held(module)
             coordinator.release(module, forward=forward)
+
+    def _before(self, part: Instance, mark: Mark, module: Module) -> None:
+        """What comes before the hook: a weight that is read, and behind the layers the hook of the model
+        inside of the one that has the head.
+        """
+        is_early = mark.moment == "before_forward" and module in self._now.early
+        if is_early or mark.moment == "read":
+            self._read(module, self._now.readers[module])
+        elif (part.name, mark.number, mark.moment) == _BEHIND_LAYERS:
+            self._now.coordinator.fetch(self._now.around[-1], forward=False, recomputes=False)
 
     def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
         """Whether the hook behind a backward is not called: another pass ran the module since its forward,
