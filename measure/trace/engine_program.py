@@ -60,8 +60,8 @@ def loaded(scenario: Scenario) -> Any:
     # Of models with a tower the config of the text alone knows this word, which ``from_pretrained`` refuses.
     model.config.get_text_config().use_cache = False
     # Accelerate looks for each of them, also for those of a tower that is not there.
-    classes = {type(module).__name__ for module in model.modules()}
-    model._no_split_modules = [name for name in model._no_split_modules or () if name in classes]
+    classes, undivided = {type(module).__name__ for module in model.modules()}, "_no_split_modules"
+    setattr(model, undivided, [name for name in getattr(model, undivided) or () if name in classes])
     # The fused loss by torch's operators: Liger's package is not needed.
     install_loss(model, recipe)
     model = freeze(model, scenario)

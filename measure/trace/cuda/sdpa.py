@@ -111,8 +111,10 @@ def _unfused(
         scores.add_(mask)
     shares: torch.Tensor = _aten._safe_softmax(scores, -1)
     with torch.no_grad():
-        scores.isneginf().all(-1, keepdim=True)
-    del scores
+        marks = scores.isneginf()
+        # Rows, and the number that they get.
+        _small = marks.all(-1, keepdim=True), scores.new_empty(())
+    del scores, marks, _small
     if dropout > 0:
         shares = torch.dropout(shares, dropout, True)
     _returned = shares.to(query.dtype)
