@@ -355,11 +355,10 @@ SYSTEM_RULES = (
         # keys would suit one (transformers 5.23 integrations/sdpa_attention.py use_gqa_in_sdpa).
         # Seen on a T4: https://github.com/huggingface/transformers/pull/45776.
         "grouped-heads-unfused",
-        "This card has no FlashAttention: where nothing is padded, Transformers hands over heads in groups, "
-        "which no other kernel of torch 2.13 takes, so the scores of all pairs are made; --stack unsloth has "
-        "a kernel for it",
+        "This card has no FlashAttention, and no other kernel of torch takes heads in groups, so the scores "
+        "of all pairs are made; --stack unsloth has one",
         _makes_scores,
-        lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
+        lambda case: case.gpu.name,
     ),
     *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),
     refuse(

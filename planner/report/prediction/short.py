@@ -4,6 +4,7 @@ within the rows of a terminal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from planner.domain.term import PHASE_WORDS, TermName
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
 from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject, terms_at_peak
-from planner.report.prediction.verdict import doubts, uses_text, verdict_note
+from planner.report.prediction.verdict import doubts, failure_notes, uses_text, verdict_note
 from planner.report.render.human import to_text
 from planner.report.render.layout import Block, Choices, Note, Section
 from planner.report.render.numbers import gib
@@ -54,6 +55,7 @@ _PARTS: dict[TermName, str] = {
     "vllm_engine": "vLLM beside the training",
 }
 _REST = "everything else"
+_RULE_ID = re.compile(r" \[[a-z0-9-]+\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
 def _about(subject: Subject, room: Room) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
     yield Note(uses_text(subject))
+    yield from failure_notes(subject)
     host = prediction.host
     if prediction.verdict != "host_memory_short" and host.available_bytes is not None:
         sizes = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB"
@@ -143,7 +146,8 @@ def _more(subject: Subject) -> Note:
 def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
     texts, count = doubts(subject), room.warnings
     for text in texts[:count]:
-        yield Note(f"Warning: {text}", "warn", cut=not room.whole_warnings)
+        # The rule's id, by which plan rules lists it, is for who reads the details.
+        yield Note(f"Warning: {_RULE_ID.sub('', text)}", "warn", cut=not room.whole_warnings)
     if len(texts) > count:
         more = len(texts) - count
         yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")
