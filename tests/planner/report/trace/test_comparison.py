@@ -157,7 +157,9 @@ def test_the_first_request_that_differs_has_a_table() -> None:
 
 def test_the_document_has_rows_and_both_answers() -> None:
     """Each row with its difference."""
-    whole = prediction_document(answer_job(typed("--model 1b --method lora --gpu 4090 --seq 512"), how=How(advise=False)))
+    whole = prediction_document(
+        answer_job(typed("--model 1b --method lora --gpu 4090 --seq 512"), how=How(advise=False))
+    )
     document = json.loads(beside_json(put_beside(predicted(), traced()), whole, traced()))
     assert document["peaks"][0] == {
         "name": "allocated", "plan_bytes": 9 * GIB, "trace_bytes": 10 * GIB, "peak_bytes": 10 * GIB,
