@@ -55,6 +55,8 @@ _PARTS: dict[TermName, str] = {
     "vllm_engine": "vLLM beside the training",
 }
 _REST = "everything else"
+# Rules whose warning the first line has already, or that of the step.
+_SAID_ABOVE = ("[not-a-cuda-device]", "[gpu-speed-unknown]")
 _RULE_ID = re.compile(r" \[[a-z0-9-]+\]$")
 
 
@@ -76,7 +78,7 @@ def rooms() -> Iterator[Room]:
     """From all that may be shown to the least.
 
     Blank lines go first, then levers, then assumptions, then what warnings say after their first line,
-    then what the job's line says after its first, where card and stack may stand, then warnings.
+    then what the job's line says after its first, where card and stack may stand, then warnings, then stacks.
     """
     room = Room()
     yield room
@@ -95,7 +97,8 @@ def rooms() -> Iterator[Room]:
     room = replace(room, whole_job=False)
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)
-    yield from (replace(room, levers=1), replace(room, levers=0), replace(room, levers=0, stacks=False))
+    yield replace(room, levers=1)
+    yield from (replace(room, levers=count, stacks=False) for count in (1, 0))
 
 
 def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]:
@@ -144,7 +147,8 @@ def _more(subject: Subject) -> Note:
 
 
 def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
-    texts, count = doubts(subject), room.warnings
+    texts = [text for text in doubts(subject) if not text.endswith(_SAID_ABOVE)]
+    count = room.warnings
     for text in texts[:count]:
         # The rule's id, by which plan rules lists it, is for who reads the details.
         yield Note(f"Warning: {_RULE_ID.sub('', text)}", "warn", cut=not room.whole_warnings)

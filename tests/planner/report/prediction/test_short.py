@@ -89,6 +89,13 @@ def test_a_warning_of_the_first_answer_has_no_id_of_its_rule() -> None:
     assert "[odd-rule]" in draw(warned)
 
 
+def test_what_a_line_says_already_is_no_warning_besides() -> None:
+    """A card without CUDA, and one without rates, are told by the verdict and by the step."""
+    said = ("No CUDA (x) [not-a-cuda-device]", "No rates (x) [gpu-speed-unknown]", "More [other]")
+    text = draw_short(Subject(replace(scenario(), warnings=said), prediction()))
+    assert ("No CUDA" in text, "No rates" in text, "Warning: More" in text) == (False, False, True)
+
+
 def test_of_several_stacks_the_one_that_is_enough_is_the_lever() -> None:
     """A free stack that is not enough does not hide one that makes the job fit and costs time."""
     stacks = [
