@@ -160,11 +160,8 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
             "a config.json"
         )
     name = _HUB_ADDRESS.sub("", name)
-    if name.lower().endswith(".gguf"):
-        raise UsageError(f"'{show(name)}': GGUF is not read: give the model that it was made of, {_WAYS}")
     path = _as_path(name)
-    if path is None or not (path / "config.json").is_file():
-        _refuse_adapters(name)
+    _refuse_no_model(name)
     if path is not None:
         return _from_file(path, reader)
     index = _index()
@@ -192,12 +189,15 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     raise _unknown(name, index, sizes)
 
 
-def _refuse_adapters(name: str) -> None:
+def _refuse_no_model(name: str) -> None:
+    """Files that people have instead of a model's own."""
+    if name.lower().endswith(".gguf"):
+        raise UsageError(f"'{show(name)}': GGUF is not read: give the model that it was made of, {_WAYS}")
     try:
-        is_adapter = Path(name, "adapter_config.json").is_file()
+        adapters = Path(name, "adapter_config.json").is_file() and not Path(name, "config.json").exists()
     except (OSError, ValueError):
         return
-    if is_adapter:
+    if adapters:
         raise InputFileError(name, f"a folder of adapters: give their base model, {_WAYS}")
 
 
