@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import GenericAlias
 from typing import Any, Literal
 
 from planner.cli.outcome import Outcome, human_text, json_text
@@ -29,7 +30,7 @@ def list_schema(kind: str, **entries: Any) -> dict[str, Any]:
     from planner.documents import DocumentPart, document_schema
 
     schema_id = f"planner/{kind}@1"
-    lists: dict[str, Any] = {name: (list[entry], ...) for name, entry in entries.items()}
+    lists: dict[str, Any] = {name: (GenericAlias(list, entry), ...) for name, entry in entries.items()}
     mark: Any = (Literal[schema_id], Field(default=schema_id, alias="schema"))
     return document_schema(create_model(kind, __base__=DocumentPart, schema_=mark, **lists))
 
