@@ -72,7 +72,7 @@ class Sizes:
     layers travel in 8 bits.
 
     Those of experts that are divided over ``job.model.expert_parts`` of them are divided over fewer:
-    along experts, and where there would be more processes than experts, along the rows of each.
+    along experts, and in torchtitan, where there would be more processes than experts, along the rows of each.
     Source: torchtitan e347b1e5e distributed/parallel_dims.py build_mesh (``efsdp``),
     models/llama4/infra/parallelize.py apply_fsdp (``_experts_shard_placement_fn``).
     """
@@ -96,7 +96,8 @@ class Sizes:
         ]
         self._experts = frozenset(linear.name for linear in experts)
         self._of_experts = self.n // job.model.expert_parts
-        self._along_rows = bool(experts) and self._of_experts > min(linear.copies for linear in experts)
+        own = bool(experts) and job.stack.model_code == "own"
+        self._along_rows = own and self._of_experts > min(linear.copies for linear in experts)
         self.gathers_fp8 = numerics.fp8 == GATHERED_FP8
 
     def parts(self, weight: Weight) -> int:

@@ -1,7 +1,8 @@
 """FSDP2 beside experts that are divided over GPUs: those of a layer are a unit of their own inside of the
-layer's, over fewer GPUs, and modules name what is gathered ahead of them.
+layer's, over fewer GPUs; torchtitan's modules name what is gathered ahead of them.
 
-Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp; torch 2.13
+Source: transformers 5.23 distributed/fsdp.py apply_fully_sharded_data_parallelism
+(``set_gradient_divide_factor``); torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp; torch 2.13
 distributed/fsdp/_fully_shard/_fsdp_state.py (``_states_to_forward_prefetch``), _fsdp_param_group.py
 wait_for_unshard (``world_size == 1``), _fsdp_collectives.py foreach_all_gather_copy_out and foreach_reduce
 (``fsdp_placement.dim != 0``).
@@ -22,7 +23,18 @@ from planner.program.request_stream import RequestStream
 
 
 class ExpertFsdp2(Fsdp2):
-    """One process.  ``_ahead``: groups that a group sends for as its forward begins; ``_back``:
+    """One process of those that Transformers divides, which sends for groups as torch does by itself."""
+
+    def receive_part(self, group: Group, n_bytes: float) -> int:
+        """Where one process has all, what is to be reduced is divided and copied."""
+        received = super().receive_part(group, n_bytes)
+        if group.n == 1:
+            self.free(self.take(n_bytes, "gradient_buckets", "div", REDUCE_STREAM))
+        return received
+
+
+class SendingExpertFsdp2(ExpertFsdp2):
+    """One process of torchtitan.  ``_ahead``: groups that a group sends for as its forward begins; ``_back``:
     as its backward begins.
     """
 
@@ -78,13 +90,6 @@ class ExpertFsdp2(Fsdp2):
             before = each.slot
         group.gradients = cut
         return before
-
-    def receive_part(self, group: Group, n_bytes: float) -> int:
-        """Where one process has all, what is to be reduced is divided by 1 and copied."""
-        received = super().receive_part(group, n_bytes)
-        if group.n == 1:
-            self.free(self.take(n_bytes, "gradient_buckets", "div", REDUCE_STREAM))
-        return received
 
     def _along_rows(self, group: Group) -> bool:
         return self.sizes.along_rows(group.weights[0])
