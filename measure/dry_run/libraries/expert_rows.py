@@ -1,8 +1,11 @@
-"""Experts that Transformers divides over GPUs: how many rows each GPU sends to another and gets from it, which
-the host reads back and nobody knows here.  Tokens are spread evenly over the experts.
+"""Experts that Transformers divides over GPUs: how many rows each GPU sends to another and gets from it.
+
+The host reads these numbers back, and nobody knows them here: tokens are spread evenly over the experts.
 
 Source: transformers 5.23 distributed/expert_parallel.py AllToAllEP._dispatch_tokens.
 """
+
+# ruff: noqa: SLF001 - what Transformers calls private here has no public name
 
 from __future__ import annotations
 

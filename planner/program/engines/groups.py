@@ -72,7 +72,7 @@ class Sizes:
     layers travel in 8 bits.
 
     Those of experts that are divided over ``job.model.expert_parts`` of them are divided over fewer:
-    along experts, and in torchtitan, where there would be more processes than experts, along the rows of each.
+    along experts, and where torchtitan would have more processes than experts, along the rows of each.
     Source: torchtitan e347b1e5e distributed/parallel_dims.py build_mesh (``efsdp``),
     models/llama4/infra/parallelize.py apply_fsdp (``_experts_shard_placement_fn``).
     """

@@ -2,10 +2,10 @@
 layer's, over fewer GPUs; torchtitan's modules name what is gathered ahead of them.
 
 Source: transformers 5.23 distributed/fsdp.py apply_fully_sharded_data_parallelism
-(``set_gradient_divide_factor``); torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp; torch 2.13
-distributed/fsdp/_fully_shard/_fsdp_state.py (``_states_to_forward_prefetch``), _fsdp_param_group.py
-wait_for_unshard (``world_size == 1``), _fsdp_collectives.py foreach_all_gather_copy_out and foreach_reduce
-(``fsdp_placement.dim != 0``).
+(``set_gradient_divide_factor``); torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp;
+torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py (``_states_to_forward_prefetch``),
+_fsdp_param_group.py wait_for_unshard (``world_size == 1``), _fsdp_collectives.py
+foreach_all_gather_copy_out and foreach_reduce (``fsdp_placement.dim != 0``).
 """
 
 from __future__ import annotations

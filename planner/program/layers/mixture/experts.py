@@ -28,8 +28,8 @@ from planner.program.layers.mixture.sent_rows import (
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
-from planner.program.ops.operators import Operators, shape_of
-from planner.program.ops.tensors import Dtype, InGraph, Tensor, Unit
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import InGraph, Tensor, Unit
 from planner.program.ops.work import Manner
 from planner.program.view import LayerView
 from planner.program.weights.fine_grained import experts_fine_grained
