@@ -102,17 +102,20 @@ class Sizes:
 
     def parts(self, weight: Weight) -> int:
         """Over how many processes a parameter is divided."""
-        return self._of_experts if self._is_of_experts(weight) else self.n
+        return self._of_experts if self.is_of_experts(weight) else self.n
 
     def along_rows(self, weight: Weight) -> bool:
         """Whether a parameter is divided along its second dimension, of which parts are put together by a
         copy.
         """
-        return self._along_rows and self._is_of_experts(weight)
+        return self._along_rows and self.is_of_experts(weight)
 
-    def _is_of_experts(self, weight: Weight) -> bool:
+    def is_of_experts(self, weight: Weight) -> bool:
+        """Whether a parameter is one of experts that GPUs divide."""
         # Most jobs divide no experts, and large models have a hundred thousand parameters.
-        return bool(self._experts) and not weight.outside and weight.name.split()[2] in self._experts
+        if not self._experts or weight.outside or not weight.stacked:
+            return False
+        return weight.name.split()[2] in self._experts
 
     def divides(self, weight: Weight) -> bool:
         """Whether a parameter is divided: of k-bit ones not all are."""

@@ -19,11 +19,23 @@ from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import TABLE, TAIL, Gradient, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
+from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 
 
 class ExpertFsdp2(Fsdp2):
-    """One process of those that Transformers divides, which sends for groups as torch does by itself."""
+    """One process of those that Transformers divides, which sends for groups as torch does by itself.
+
+    Ignored: that a second micro-step's gradient of experts stays until it is reduced.
+    """
+
+    def local_shards(self) -> list[Weight]:
+        """Experts behind all others, as parameters of one mesh are a group of the optimizer.
+
+        Source: transformers 5.23 trainer.py create_optimizer (``by_mesh``).
+        """
+        updated = [each for each in self.weights if self.is_updated(each)]
+        return [self.sizes.shard(each) for each in sorted(updated, key=self.sizes.is_of_experts)]
 
     def receive_part(self, group: Group, n_bytes: float) -> int:
         """Where one process has all, what is to be reduced is divided and copied."""
@@ -31,6 +43,12 @@ class ExpertFsdp2(Fsdp2):
         if group.n == 1:
             self.free(self.take(n_bytes, "gradient_buckets", "div", REDUCE_STREAM))
         return received
+
+    def last_gradient(self, group: Group) -> int | None:
+        """That of the last tensor of the experts."""
+        if self.sizes.is_of_experts(group.weights[-1]):
+            return group.gradients[-1].slot
+        return super().last_gradient(group)
 
 
 class SendingExpertFsdp2(ExpertFsdp2):
@@ -42,6 +60,10 @@ class SendingExpertFsdp2(ExpertFsdp2):
         super().__init__(stream, job)
         self._ahead: dict[str, list[str]] = {}
         self._back: dict[str, list[str]] = {}
+
+    def local_shards(self) -> list[Weight]:
+        """In the order of the model."""
+        return Fsdp2.local_shards(self)
 
     def load(self) -> None:
         """The shards, and which groups send for which."""

@@ -158,7 +158,8 @@ def _grouped(torch: Operators, view: LayerView, x: Tensor, weights: Tensor, spec
     hidden, rows = x.count, view.block.mlp.top_k
     if view.stack.fused_experts:
         torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
-    out = _computed(torch, view, torch.index(x, rows * hidden), specs)
+    selected = torch.index(x, rows * hidden)
+    out, _variables = _computed(torch, view, selected, specs)
     weighted = torch.mul(out, weights)
     weighted = torch.index(weighted, rows * hidden)
     return torch.to(sum_of_experts(torch, view, weighted, hidden), x.dtype)
@@ -167,19 +168,23 @@ def _grouped(torch: Operators, view: LayerView, x: Tensor, weights: Tensor, spec
 def _of_rows(torch: Operators, view: LayerView, specs: Specs, x: Tensor) -> Tensor:
     """The same of rows that arrived for the experts of this GPU: one expert for each, with a weight of 1."""
     torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
-    out = _computed(torch, view, masked_in_place(torch, torch.index(x, x.count)), specs)
+    selected = masked_in_place(torch, torch.index(x, x.count))
+    out, _variables = _computed(torch, view, selected, specs)
     weighted = torch.index(torch.same(out, "mul"), x.count)
     return torch.to(sum_of_experts(torch, view, weighted, x.count), x.dtype)
 
 
-def _computed(torch: Operators, view: LayerView, selected: Tensor, specs: Specs) -> Tensor:
-    """What the experts return for rows that are sorted by expert; those of no expert here are masked."""
+def _computed(
+    torch: Operators, view: LayerView, selected: Tensor, specs: Specs
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """What the experts return for rows that are sorted by expert, and what the function refers to until it
+    returns; rows of no expert here are masked.
+    """
     divided = view.recipe.parallel.experts > 1
     (gate_up, up_factors), (down, down_factors) = specs
     first = _weight(torch, view, gate_up, up_factors)
     biases = _biases(torch, view, gate_up)
     out = _product(torch, view, gate_up, selected, first, biases)
-    del selected
     out = masked_rows(torch, out) if divided else out
     if not view.block.mlp.gated:
         out = activation(torch, view, out)
@@ -190,7 +195,7 @@ def _computed(torch: Operators, view: LayerView, selected: Tensor, specs: Specs)
     second = _weight(torch, view, down, down_factors)
     biases = _biases(torch, view, down)
     out = _product(torch, view, down, out, second, biases)
-    return masked_rows(torch, out) if divided else out
+    return masked_rows(torch, out) if divided else out, (first, second, biases)
 
 
 def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:

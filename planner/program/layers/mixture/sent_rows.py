@@ -30,11 +30,13 @@ def sent_to_experts(
     arrived = exchanged(torch, sent)
     del sent
     returned = compute(arrived)
-    del arrived
     back = exchanged(torch, returned)
     placed = in_places(torch, back, Tensor(None, back.unit, back.count, back.dtype), "empty_like")
     weighted = torch.mul(placed, weights)
-    return torch.to(sum_of_experts(torch, view, weighted, hidden), given)
+    summed = sum_of_experts(torch, view, weighted, hidden)
+    # Variables of the call refer to what arrived until it returns.
+    del arrived, returned, back, placed, weighted
+    return torch.to(summed, given)
 
 
 def exchanged(torch: Operators, x: Tensor) -> Tensor:
