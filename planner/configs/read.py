@@ -13,7 +13,7 @@ from planner.catalog.gpus import load_gpu
 from planner.catalog.stacks import at_versions, load_stack
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_twice
-from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
+from planner.configs.launchers.launch import processes_of, with_commented_launch_file, with_launch_file
 from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, NotSaidError, read_program
 from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.python_calls import Card
@@ -226,7 +226,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
-        card = Card(*_card(beside.gpu), lone=beside.lone and beside.words is None)
+        card = Card(*_card(beside.gpu), processes=processes_of(beside))
         program = read_program(path, card, beside.words, beside.allocator)
     except NotSaidError:
         raise

@@ -75,6 +75,7 @@ _LORA_HARMLESS = words(
 _PACKING = {**PACKING, "load_in_8bit": "load_in_8bit", "of_trl": "quantised_by_trl"}
 _COMPUTES = "bnb_4bit_compute_dtype"
 _PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
+_GENERATES = re.compile("(?:GRPO|RLOO|PPO).*Trainer")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
 _EVALUATES = ("eval_strategy", "evaluation_strategy")
 _MAY_EVALUATE = re.compile(
@@ -126,13 +127,26 @@ def _read(source: Source, walk: Walk) -> Program:
     try:
         walk.to_training()
     except NotModelledError:
-        if walk.parses or (walk.elsewhere and walk.words):
+        if walk.parses or (walk.elsewhere and walk.words and not _generates_itself(source)):
             raise _untold(walk) from None
         raise
     trainer = walk.trainer
     if trainer is None or (walk.parses and not isinstance(trainer.given.get("args"), Made)):
         raise _untold(walk)
     return _Table(source, walk, trainer).program()
+
+
+def _generates_itself(source: Source) -> bool:
+    """Whether a program imports a trainer of its own that generates: how much, names of arguments do not
+    tell.
+    """
+    imported = (
+        (each.module or "", one.name)
+        for each in ast.walk(source.tree)
+        if isinstance(each, ast.ImportFrom)
+        for one in each.names
+    )
+    return any(_GENERATES.search(name) and module.split(".")[0] != "trl" for module, name in imported)
 
 
 def _untold(walk: Walk) -> InputFileError | NotSaidError:

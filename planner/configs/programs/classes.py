@@ -22,7 +22,6 @@ from planner.words import words
 
 _PARSERS = ("HfArgumentParser", "TrlParser", "ArgumentParser")
 _TRAINED = re.compile(r"Trainer\b|Model\b|For[A-Z]|Module\b|Parser\b")
-_GENERATES = re.compile("(?:GRPO|RLOO|PPO).*Trainer")
 _CONFIG = "--config"
 _DEEPEST = 6
 _PLAIN_BASES = ("object", "ABC", "abc.ABC", "Protocol")
@@ -75,9 +74,7 @@ class Classes(Calls):
         if (kind := self._trainer_of(own)) is not None:
             return self.made_trainer(node, kind)
         if _TRAINED.search(" ".join(own.bases)) and not self._is_record(own):
-            # How much a trainer of its own generates, names of arguments do not tell.
-            generates = _GENERATES.search(" ".join((own.node.name, *own.bases)))
-            self.elsewhere |= self.source.is_of_module(own.node.lineno) and not generates
+            self.elsewhere |= self.source.is_of_module(own.node.lineno)
             if self.elsewhere and any(each.endswith("Parser") for each in own.bases):
                 self.parses = node.lineno
             raise self.refused(

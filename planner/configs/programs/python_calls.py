@@ -30,6 +30,7 @@ _MATTERS = re.compile(
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
+_NUMBER_OF_THEM = "WORLD_SIZE"
 _OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 _LOADS = words(
     """
@@ -59,12 +60,17 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 @dataclass(frozen=True, slots=True)
 class Card:
     """What ``--gpu`` says of the card: its CUDA compute capability and its memory, where they are known;
-    ``lone``: one process trains, on one of them.
+    ``processes``: how many train, one on each, where that is known.
     """
 
     capability: tuple[int, ...] | None = None
     memory_bytes: int | None = None
-    lone: bool = False
+    processes: int | None = None
+
+    @property
+    def lone(self) -> bool:
+        """Whether one process trains, on one of them."""
+        return self.processes == 1
 
 
 class PythonCalls(Names, ABC):
@@ -244,6 +250,8 @@ class PythonCalls(Names, ABC):
         """
         if not isinstance(name, str) or name in self.variables:
             return (self.variables[name],) if isinstance(name, str) else None
+        if name == _NUMBER_OF_THEM and (self.card.processes or 0) > 1:
+            return (str(self.card.processes),)
         if default is None or not is_known(default):
             return None
         if _OF_LAUNCHERS.search(name):
