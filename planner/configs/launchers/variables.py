@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from planner.configs.launchers.conditions import decided, unrolled
 from planner.configs.launchers.shell_texts import uncommented
@@ -26,7 +26,10 @@ from planner.units import KIB
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SETS = rf"^[ \t]*(?:export[ \t]+|declare[ \t]+-a[ \t]+)?({_NAME})"
-_SET = re.compile(rf"{_SETS}=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL)
+# Quoted parts may touch others: "a "$B" c".
+_SET = re.compile(
+    rf"{_SETS}=(\S*|\"[^\"]*\"(?:[^\s\"'`;|&()]*\"[^\"]*\")*|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL
+)
 _SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.DOTALL)
 # A quote or a list that ends on a later line.
 _GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
@@ -57,6 +60,7 @@ _SHIFTS = re.compile(r"(?:^|[\s;&|])(?:shift|getopts)\b")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
 # Several words, among them variables that stay as they are written.
 _WORDS = re.compile(rf"(?:[A-Za-z0-9_./:,@%+=\s-]|\$\{{{_NAME}\}}|\${_NAME}\b){{0,8000}}")
+_LATER = re.compile(r"\\\$\([^()]*\)")
 _ALL = rf"\$\{{({_NAME})\[[@*]\]\}}"
 # All of an array, also where it may be empty (``${A[@]+"${A[@]}"}``), or a variable.
 _USED = re.compile(
@@ -82,6 +86,14 @@ _ITS_FOLDER = re.compile(
 _PRINTED_FOLDER = re.compile(
     r"\$\([ \t]*cd[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]+)\"?[ \t]*"
     r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
+)
+# The folder of a path, its last part, and the folder of a package of Python.
+_OF_PATH = re.compile(
+    r"\$\([ \t]*(dirname|basename)[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]{1,1000})\"?[ \t]*\)"
+)
+_OF_PACKAGE = re.compile(
+    r"\$\([^()$`]{0,80}\bpython3?[ \t]+-c[ \t]+(?P<quote>['\"])[ \t]*import (?P<name>\w+);[ \t]*"
+    r"print\((?P=name)\.__path__\[0\]\)[ \t]*(?P=quote)[ \t]*\)"
 )
 # What counts the GPUs of a machine, and nothing more.
 _COUNTS_GPUS = re.compile(
@@ -178,6 +190,7 @@ class Known:
             line = filled
         if self.folder:
             line = _PRINTED_FOLDER.sub(r"\1", _ITS_FOLDER.sub(self.folder, line))
+        line = _OF_PATH.sub(_part_of_path, _OF_PACKAGE.sub(r"\g<name>", line))
         return _computed(_IN_ARITHMETIC.sub(self._reckoned, line))
 
     def tested(self, text: str) -> str:
@@ -208,6 +221,9 @@ class Known:
                 return True
         if one and one[1] not in self.unsure:
             value = one[2].strip("\"'").replace("\\\n", " ").replace("\n", " ")
+            if one[2].startswith('"'):
+                # What another shell puts in later.
+                value = _LATER.sub("$command", value.replace('"', "")).replace("\\$", "$")
             if _PLAIN.fullmatch(value) or (" " in value and _WORDS.fullmatch(value)):
                 self.values[one[1]] = value
         return False
@@ -253,6 +269,14 @@ class Known:
         while (shorter := _IN_BRACKETS.sub(lambda part: _total(part[1], part[0]), text)) != text:
             text = shorter
         return f"$(({text}))"
+
+
+def _part_of_path(found: re.Match[str]) -> str:
+    """What ``dirname`` or ``basename`` prints; the folder of one that is here is the one above it."""
+    path = PurePosixPath(found[2])
+    if found[1] == "basename":
+        return path.name
+    return ".." if path == PurePosixPath() else str(path.parent)
 
 
 def _words_of(array: str | None) -> list[str] | None:
@@ -321,9 +345,13 @@ def _written_out(
 def _sourced(line: str, known: Known) -> list[str] | None:
     """The lines of a file beside the script, or in the present folder, that a line has the shell read."""
     found = _SOURCES.match(line)
-    for place in (Path(known.folder or "."), Path()):
+    if found is None:
+        return None
+    beside = Path(known.folder or ".")
+    # A file of another machine may be the one beside the script.
+    for path in (beside / found[1], Path(found[1]), beside / Path(found[1]).name):
         with suppress(InputFileError):
-            return read_text(place / found[1], _MOST_SOURCED).splitlines() if found else None
+            return read_text(path, _MOST_SOURCED).splitlines()
     return None
 
 

@@ -19,7 +19,6 @@ from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
 from planner.configs.programs.values import Made, Model, Unknown
 from planner.configs.programs.walk import Walk
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
 
@@ -115,7 +114,8 @@ def read_program(
     try:
         walk = Walk(source, card, words_given)
         if allocator:
-            walk.allocator = walk.variables[ALLOCATOR_VARIABLES[0]] = allocator
+            name, _, walk.variables[name] = allocator.partition("=")
+            walk.allocator = allocator
         return _read(source, walk)
     except RecursionError:
         raise InputFileError(path, "nested more deeply than can be read") from None

@@ -18,7 +18,7 @@ from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known, unknown
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, counted_variable
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, set_in
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError
 from planner.words import words
@@ -95,7 +95,7 @@ class PythonCalls(Names, ABC):
         if not _MATTERS.search(str(name)):
             return
         if name in ALLOCATOR_VARIABLES and isinstance(value, str):
-            self.allocator = self.variables[counted_variable(self.variables.get)]
+            self.allocator = set_in(self.variables.get)
         else:
             raise self.refused(node, "what this variable changes is not known")
 

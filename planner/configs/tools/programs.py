@@ -10,7 +10,7 @@ import re
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.zero import say_leaves
 from planner.configs.said_by_file import Alone, Reading
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
+from planner.configs.shared.allocator_variable import say_set
 from planner.configs.shared.divided_model import read_divided_model
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
@@ -172,7 +172,7 @@ def _take_one_gpu(reading: Reading, why: str) -> None:
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
     if text := keys.as_written("allocator"):
-        say_allocator(text, f"{keys.path}: {ALLOCATOR_VARIABLES[0]}", reading)
+        say_set(text, str(keys.path), reading)
 
 
 def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Stop
@@ -54,6 +55,7 @@ _REENTRANT = "gradient_checkpointing_use_reentrant"
 
 _WITHOUT_NUM_EXPERTS = ("granitemoe", "granitemoehybrid", "phimoe")
 
+_ITS_FOLDERS = ("trl/scripts", "examples/scripts")
 _SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -63,6 +65,8 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = teaches or (not generates and trl_task(keys, reading, beside.task))
+    if generates and beside.script.endswith(".py"):
+        _stop_at_images(reading, beside.script)
     old = read_age(keys, reading, beside.stack, generates=generates)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     read_method(keys, reading, own=beside.own)
@@ -98,6 +102,17 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     else:
         stop_at_router_loss(keys, reading)
     keys.skip(names_in("trl.toml", "harmless"))
+
+
+def _stop_at_images(reading: Reading, script: str) -> None:
+    """A script that is none of TRL's folders may give images, which GRPO is not counted with."""
+    if Path(script).parent.as_posix().endswith(_ITS_FOLDERS):
+        return
+    sentence = (
+        f"{reading.path}: whether {show(script)} gives images, with which GRPO is not modelled, is not known: "
+        "say the job by flags (plan --help)"
+    )
+    reading.stops.append(Stop(lambda model: model.vision is not None, sentence, by_tool=False))
 
 
 def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:

@@ -214,7 +214,7 @@ def test_what_alpaca_lora_does_behind_its_trainer(tmp_path: Path) -> None:
 def test_one_gpu_has_one_process(tmp_path: Path) -> None:
     """Variables of launchers have their defaults there, and are not known beside several GPUs."""
     path = program(tmp_path, TRAINER.replace("trainer = T", f"import os\n{LAUNCHED}trainer = T"))
-    assert read_config_file(path, beside=Beside(gpu="rtx4090", lone=True)).request.get("method") == "lora"
+    assert read_config_file(path, beside=Beside(gpu="rtx4090", gpus=1)).request.get("method") == "lora"
     with pytest.raises(NotModelledError, match="whether this is done"):
         read_config_file(path, beside=Beside(gpu="rtx4090"))
 
