@@ -32,7 +32,9 @@ _SET = re.compile(
 )
 _SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.DOTALL)
 # A quote or a list that ends on a later line.
-_GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
+_GOES_ON = re.compile(
+    rf"{_SETS}(?:=(?P<quote>\")[^\"]*(?:\"[^\"]*\"[^\"]*)*$|=(?P<single>')[^']*$|\+?=\((?!.*\)))"
+)
 _SET_ANYWHERE = re.compile(
     rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:(?:\[[^\]]*\])?\+?=|[ \t]+in\b)"
 )
@@ -88,9 +90,7 @@ _PRINTED_FOLDER = re.compile(
     r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
 )
 # The folder of a path, its last part, and the folder of a package of Python.
-_OF_PATH = re.compile(
-    r"\$\([ \t]*(dirname|basename)[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]{1,1000})\"?[ \t]*\)"
-)
+_OF_PATH = re.compile(r"\$\([ \t]*(dirname|basename)[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]{1,1000})\"?[ \t]*\)")
 _OF_PACKAGE = re.compile(
     r"\$\([^()$`]{0,80}\bpython3?[ \t]+-c[ \t]+(?P<quote>['\"])[ \t]*import (?P<name>\w+);[ \t]*"
     r"print\((?P=name)\.__path__\[0\]\)[ \t]*(?P=quote)[ \t]*\)"
@@ -320,7 +320,7 @@ def _filled(text: str, folder: str, turns: int = _MOST_TURNS) -> tuple[str, Know
             continue
         starts = None if goes_on or depth else _GOES_ON.match(filled)
         if starts:
-            pending, end = [filled], starts["quote"] or ")"
+            pending, end = [filled], starts["quote"] or starts["single"] or ")"
         elif not goes_on and not depth and known.set(filled):
             lines[-1] = ""
         goes_on = line.endswith("\\")

@@ -140,7 +140,13 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     by_loss = _LOSSES.get(str(keys.get("loss_type")))
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
     words = said_by_path(keys)
-    if told is None and by_loss is None and shared is None and not script and words[:1] in ([], ["sft"], ["grpo"]):
+    if (
+        told is None
+        and by_loss is None
+        and shared is None
+        and not script
+        and words[:1] in ([], ["sft"], ["grpo"])
+    ):
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
     if script:
