@@ -19,6 +19,7 @@ from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
 from planner.configs.programs.values import Made, Model, Unknown
 from planner.configs.programs.walk import Walk
+from planner.configs.shared.own_scripts import LENGTHS
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
 
@@ -415,7 +416,7 @@ class _Table:
             with self._walk.within((scope,)):
                 found |= self._cut([node for node in ast.walk(tree) if isinstance(node, ast.Call)])
         if len(found) != 1:
-            return {}
+            return {} if found else self._named_length()
         length, node = next(iter(found.items()))
         padding = self._keywords(node, "padding").get("padding")
         self._remarks.append(
@@ -423,6 +424,21 @@ class _Table:
         )
         table: dict[str, Any] = {"max_length": length}
         return {**table, "padded_to_length": True} if padding == "max_length" else table
+
+    def _named_length(self) -> dict[str, Any]:
+        """The length that the program's command line has a name for, where only it has cut samples otherwise."""
+        named = {
+            name: value
+            for each in self._walk.parsed
+            for name, value in each.given.items()
+            if name in LENGTHS and type(value) is int
+        }
+        if len({*named.values()}) != 1:
+            return {}
+        name, length = next(iter(named.items()))
+        text = f"{name}={length} is taken for the length to which it cuts samples"
+        self._remarks.append((str(self._source.path), text))
+        return {"max_length": length}
 
     def _keywords(self, node: ast.Call, *names: str) -> dict[str, Any]:
         with suppress(TrainedError):

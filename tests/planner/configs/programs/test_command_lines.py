@@ -409,3 +409,28 @@ def test_a_program_knows_how_many_processes_there_are(
     found = check_job(command_job(words, CheckOptions()), from_flags({"gpu": gpu}))
     assert found.subject is not None, found.failure
     assert found.subject.scenario.recipe.batch.grad_accum == steps
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [("model_max_length: int = 512", 256), ("model_max_length: int = 512\n    block_size: int = 64", None)],
+)
+def test_a_length_that_the_command_line_has_a_name_for_counts(
+    fields: str, length: int | None, tmp_path: Path
+) -> None:
+    """Where the text has no call that cuts samples; with two names it is asked for."""
+    text = (
+        "from transformers import HfArgumentParser, TrainingArguments\n"
+        f"class Own(TrainingArguments):\n    {fields}\n"
+        + TRAINER.replace('args = TrainingArguments("out", ', "args, = HfArgumentParser(Own).parse_args_into")
+        .replace("per_device_train_batch_size=4, bf16=True, num_train_epochs=1)", "_dataclasses()")
+        .replace(", truncation=True, max_length=512, padding=\"max_length\"", "")
+    )
+    words = "--output_dir out --per_device_train_batch_size 4 --bf16 True --num_train_epochs 1"
+    command = f"python {program(tmp_path, text)} {words} --model_max_length 256"
+    found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090"}))
+    if length is None:
+        assert "the length is the script's" in found.failure
+    else:
+        assert found.subject is not None, found.failure
+        assert found.subject.scenario.recipe.batch.seq_len == length
