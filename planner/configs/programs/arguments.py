@@ -77,6 +77,7 @@ _COMPUTES = "bnb_4bit_compute_dtype"
 _PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
 _GENERATES = re.compile("(?:GRPO|RLOO|PPO).*Trainer")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
+_LIGER = ("use_liger", "use_liger_kernel")
 _EVALUATES = ("eval_strategy", "evaluation_strategy")
 _MAY_EVALUATE = re.compile(
     "'(?:no|(?P<then>steps|epoch))' if .+ else '(?:no|(?P<other>steps|epoch))'", re.DOTALL
@@ -191,6 +192,8 @@ class _Table:
         table = self._settings(trainer)
         self._leave_length_of_run(table)
         self._count_evaluation(table)
+        if self._walk.liger:
+            table |= {_LIGER[trainer.kind == "Trainer"]: True, "liger_family": self._walk.liger}
         if self._walk.allocator:
             table["allocator"] = self._walk.allocator
         if isinstance(model, Model):
@@ -337,7 +340,7 @@ class _Table:
             table["gathered_whole"] = model.gathered_whole
         if model.kind == "AutoLigerKernelForCausalLM":
             # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
-            table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True
+            table[_LIGER[self._trainer.kind == "Trainer"]] = True
         if model.checkpoints is not None:
             table["gradient_checkpointing"] = True
             table |= model.checkpoints.given
