@@ -292,8 +292,7 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
     if without is not document:
         written = show(str(document.table["template"]))
         reading.remark(f"{path}:template", f"{written} is not set here: counted as one for text")
-    if of_run:
-        reading.remark(f"{path}:{of_run}", "is left open, and the default counted: say --epochs")
+    _remark_on_open(of_run, reading)
     remark_on_twice(document, reading)
     if document.twice and chosen.name == "llama-factory":
         # hparams/parser.py read_args: OmegaConf.load since then, yaml.safe_load in 0.9.3.
@@ -315,7 +314,7 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
         raise
     _refuse_leaves(chosen, reading)
     say_one_process(reading)
-    say_set(beside.allocator, str(path), reading, replaced=_sets_allocator(chosen, reading, beside))
+    _read_allocator(chosen, reading, beside)
     if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
         # The stack that is assumed for such flags has models of its own.
         reading.default("stack", hf_trainer.STACK, f"{chosen.title} launches programs on Transformers")
@@ -335,12 +334,19 @@ def _read_as(stack: str, refusal: str, read: Callable[[Beside], Reading], beside
     return reading
 
 
-def _sets_allocator(chosen: Tool, reading: Reading, beside: Beside) -> bool:
-    """Whether llamafactory-cli sets the allocator's variable itself: for torchrun, which it starts on several
-    GPUs (llamafactory 0.9.3 cli.py, 0.9.5 launcher.py).
+def _read_allocator(chosen: Tool, reading: Reading, beside: Beside) -> None:
+    """Enter what the environment tells PyTorch's allocator.
+
+    llamafactory-cli replaces it for torchrun, which it starts on several GPUs (llamafactory 0.9.3 cli.py,
+    0.9.5 launcher.py); Axolotl sets it where nobody does (axolotl 0.8.0 and 0.19.0 utils/__init__.py).
     """
-    own = chosen.name.startswith("llama-factory") and not beside.script.endswith(".py") and beside.gpus != 1
-    return own and load_stack(str(reading.value("stack"))).expandable_segments != "off"
+    by_cli = chosen.name.startswith("llama-factory") and not beside.script.endswith(".py")
+    starts = by_cli and beside.allocator and beside.gpus != 1
+    if starts and load_stack(str(reading.value("stack"))).expandable_segments != "off":
+        where = f"{reading.path}: {beside.allocator.partition('=')[0]}"
+        reading.remark(where, "replaced by expandable_segments:True, where torchrun is started")
+    else:
+        say_set(beside.allocator, str(reading.path), reading, alone=chosen.name == "axolotl")
 
 
 def _without_open(document: Document, flags: frozenset[str]) -> tuple[Document, str]:
@@ -355,6 +361,12 @@ def _without_open(document: Document, flags: frozenset[str]) -> tuple[Document, 
     left = {name: value for name, value in document.table.items() if name not in open_}
     run = next((name for name, flag in open_.items() if flag == _OF_RUN and _OF_RUN not in flags), "")
     return (replace(document, table=left) if open_ else document), run
+
+
+def _remark_on_open(key: str, reading: Reading) -> None:
+    """Say that the run goes over the data as often as by default, where it is left open by a ``key``."""
+    if key:
+        reading.remark(f"{reading.path}:{key}", "is left open, and the default counted: say --epochs")
 
 
 def _refuse_leaves(chosen: Tool, reading: Reading) -> None:

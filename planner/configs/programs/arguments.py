@@ -192,10 +192,7 @@ class _Table:
         table = self._settings(trainer)
         self._leave_length_of_run(table)
         self._count_evaluation(table)
-        if self._walk.liger:
-            table |= {_LIGER[trainer.kind == "Trainer"]: True, "liger_family": self._walk.liger}
-        if self._walk.allocator:
-            table["allocator"] = self._walk.allocator
+        table |= self._around(trainer)
         if isinstance(model, Model):
             task = self._seen_as(model, task, table)
         tool = TRAINER if trainer.kind == "Trainer" else TRL
@@ -219,6 +216,14 @@ class _Table:
         return Program(
             tool, task, {key: written(value) for key, value in table.items()}, tuple(self._remarks)
         )
+
+    def _around(self, trainer: Made) -> dict[str, Any]:
+        """What the program puts into libraries, and the environment."""
+        walk = self._walk
+        table: dict[str, Any] = {"allocator": walk.allocator} if walk.allocator else {}
+        if walk.liger:
+            table |= {_LIGER[trainer.kind == "Trainer"]: True, "liger_family": walk.liger}
+        return table
 
     def _leave_length_of_run(self, table: dict[str, Any]) -> None:
         """How long the run takes is no part of a step: where only a run knows it, nothing is asked."""
@@ -429,7 +434,7 @@ class _Table:
         return {**table, "padded_to_length": True} if padding == "max_length" else table
 
     def _named_length(self) -> dict[str, Any]:
-        """The length that the program's command line has a name for, where only it has cut samples otherwise."""
+        """The length that the program's command line has a name for, where no call of a tokenizer cuts."""
         named = {
             name: value
             for each in self._walk.parsed

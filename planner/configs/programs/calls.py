@@ -6,6 +6,7 @@ import ast
 import re
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from planner.configs.programs.adapted_models import Models
@@ -310,10 +311,8 @@ class Calls(Models):
         if library.last == "get_peft_model":
             own = "unsloth" if "FastLanguageModel" in two or "FastModel" in two else ""
             return self.adapted_model(node, own)
-        if library.last.startswith(_PUTS_LIGER_IN):
-            return self._with_liger(node, library.last.removeprefix(_PUTS_LIGER_IN))
-        if library.last in self._makers:
-            return self._makers[library.last](node)
+        if (maker := self._maker(library.last)) is not None:
+            return maker(node)
         if library.last == "unsloth_train":
             raise TrainedError
         if _TRAINER.match(library.last):
@@ -321,6 +320,12 @@ class Calls(Models):
         if SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, ARGUMENTS["Config"])[1], node.lineno)
         return None
+
+    def _maker(self, name: str) -> Callable[[ast.Call], Any] | None:
+        """What goes through a call of a function of a library that has this name alone."""
+        if name.startswith(_PUTS_LIGER_IN):
+            return partial(self._with_liger, family=name.removeprefix(_PUTS_LIGER_IN))
+        return self._makers.get(name)
 
     def _piped(self, node: ast.Call) -> Unknown:
         """A pipeline over a model that is there already."""

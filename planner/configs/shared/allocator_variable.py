@@ -27,17 +27,16 @@ def set_in(get: Callable[[str], object]) -> str:
     return f"{name}={get(name)}" if name else ""
 
 
-def say_set(said: str, place: str, reading: Reading, *, replaced: bool = False) -> None:
-    """Enter what :func:`set_in` gave, unless the tool has ``replaced`` it; raises as :func:`say_allocator`."""
+def say_set(said: str, place: str, reading: Reading, *, alone: bool = False) -> None:
+    """Enter what :func:`set_in` gave; as :func:`say_allocator`."""
     name, mark, text = said.partition("=")
-    if replaced and mark:
-        reading.remark(f"{place}: {name}", "replaced by expandable_segments:True, where torchrun is started")
-    elif mark:
-        say_allocator(text, f"{place}: {name}", reading)
+    if mark:
+        say_allocator(text, f"{place}: {name}", reading, alone=alone)
 
 
-def say_allocator(text: str, origin: str, reading: Reading) -> None:
-    """Enter the settings of the allocator that ``text`` says, as PyTorch reads it.
+def say_allocator(text: str, origin: str, reading: Reading, *, alone: bool = False) -> None:
+    """Enter the settings of the allocator that ``text`` says, as PyTorch reads it; ``alone``: nothing that
+    the tool sets where nobody does is beside them.
 
     Raises:
         UsageError: PyTorch stops at it.
@@ -63,14 +62,12 @@ def say_allocator(text: str, origin: str, reading: Reading) -> None:
     )
     if rest != DEFAULT_SETTINGS or len(divisions) > 1:
         raise NotModelledError(
-            f"{origin}: '{show(text)}' is not modelled; expandable_segments, max_split_size_mb and one number "
-            "for roundup_power2_divisions are: leave the rest out"
+            f"{origin}: '{show(text)}' is not modelled; expandable_segments, max_split_size_mb and one "
+            "number for roundup_power2_divisions are: leave the rest out"
         )
-    # Axolotl sets the variable where nobody does (axolotl 0.8.0 and 0.19.0 utils/__init__.py).
-    in_place = str(reading.value("stack")).partition("@")[0] == "axolotl"
-    if in_place or "expandable_segments" in text:
+    if alone or "expandable_segments" in text:
         reading.switch("expandable_segments", "on" if settings.expandable_segments else "off", origin)
-    for each in divisions or ({0} if in_place else ()):
+    for each in divisions or ({0} if alone else ()):
         reading.switch("roundup_divisions", each, origin)
     if settings.max_split_bytes is not None:
         reading.switch("max_split_mib", settings.max_split_bytes // MIB, origin)

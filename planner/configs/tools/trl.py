@@ -65,8 +65,6 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     refuse_other_trainings(keys, but=STUDENT if teaches else ())
     generates = _trains_on_generated(keys, reading, beside.task)
     compares = teaches or (not generates and trl_task(keys, reading, beside.task))
-    if generates and beside.script.endswith(".py"):
-        _stop_at_images(reading, beside.script)
     old = read_age(keys, reading, beside.stack, generates=generates)
     read_precomputed(keys, reading, single=not old or bool(keys.flag("use_peft")))
     read_method(keys, reading, own=beside.own)
@@ -83,6 +81,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_preferences(keys, reading, old)
     elif generates:
         _read_generated(keys, reading, old)
+        _stop_at_images(reading, beside.script)
     if not old:
         _keep_loss(keys, reading)
     if keys.flag(_REENTRANT):
@@ -106,11 +105,11 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
 
 def _stop_at_images(reading: Reading, script: str) -> None:
     """A script that is none of TRL's folders may give images, which GRPO is not counted with."""
-    if Path(script).parent.as_posix().endswith(_ITS_FOLDERS):
+    if not script.endswith(".py") or Path(script).parent.as_posix().endswith(_ITS_FOLDERS):
         return
     sentence = (
-        f"{reading.path}: whether {show(script)} gives images, with which GRPO is not modelled, is not known: "
-        "say the job by flags (plan --help)"
+        f"{reading.path}: whether {show(script)} gives images, with which GRPO is not modelled, is not "
+        "known: say the job by flags (plan --help)"
     )
     reading.stops.append(Stop(lambda model: model.vision is not None, sentence, by_tool=False))
 

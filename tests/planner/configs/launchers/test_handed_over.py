@@ -56,7 +56,7 @@ def test_other_trainers_of_open_instruct_are_refused(script: str) -> None:
 
 
 def test_a_launcher_may_stand_in_a_variable_whose_parts_wait_for_that_shell() -> None:
-    """``\\$SLURM_PROCID`` is put in there; a container starts the launcher."""
+    """The rank of a process is put in there; a container starts the launcher."""
     launch = (
         'LAUNCHER="accelerate launch --rdzv_conf "a=b,c=$D" --machine_rank \\$SLURM_PROCID \\\n'
         " --num_processes 16 --num_machines 2 \\\n"

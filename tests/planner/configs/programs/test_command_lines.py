@@ -424,7 +424,7 @@ def test_a_length_that_the_command_line_has_a_name_for_counts(
         f"class Own(TrainingArguments):\n    {fields}\n"
         + TRAINER.replace('args = TrainingArguments("out", ', "args, = HfArgumentParser(Own).parse_args_into")
         .replace("per_device_train_batch_size=4, bf16=True, num_train_epochs=1)", "_dataclasses()")
-        .replace(", truncation=True, max_length=512, padding=\"max_length\"", "")
+        .replace(', truncation=True, max_length=512, padding="max_length"', "")
     )
     words = "--output_dir out --per_device_train_batch_size 4 --bf16 True --num_train_epochs 1"
     command = f"python {program(tmp_path, text)} {words} --model_max_length 256"
