@@ -47,8 +47,8 @@ class SlotEvents:
     again: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        replayed = {"expandable_segments": False, "roundup_divisions": (), "max_split_bytes": None}
-        if replace(self.settings, **replayed) != DEFAULT_SETTINGS:
+        rest = replace(self.settings, expandable_segments=False, roundup_divisions=(), max_split_bytes=None)
+        if rest != DEFAULT_SETTINGS:
             raise NotModelledError(
                 "of the allocator's settings only expandable_segments, roundup_power2_divisions and "
                 "max_split_size_mb are replayed here"
