@@ -71,6 +71,8 @@ _USED = re.compile(
 )
 # One word of an array by its number, how many it has, and the numbers of all.
 _WORD = re.compile(rf"\$\{{({_NAME})\[\$?\{{?(\d{{1,4}}|{_NAME})\}}?\]\}}")
+# A variable in which one sign stands for another: ``${GPUS//,/ }``.
+_REPLACED = re.compile(rf"\$\{{({_NAME})//([,:;])/([ ,:;]?)\}}")
 # Variables, and words that the shell makes others of.
 _DEPENDS = re.compile(r"[${*?\[~]")
 _LENGTH = re.compile(rf"\$\{{#({_NAME})\[[@*]\]\}}")
@@ -181,6 +183,7 @@ class Known:
 
     def fill(self, line: str, depth: int) -> str:
         """A line with what is known put in; in a function arguments are its own."""
+        line = _REPLACED.sub(self._with_other_signs, line)
         line = _LENGTH.sub(lambda found: self._counted(found, len), _COUNTS_GPUS.sub(EVERY_GPU, line))
         line = _NUMBERS.sub(lambda found: self._counted(found, _numbered), line)
         line = _WORD.sub(self._word, _USED.sub(self._value, line))
@@ -231,6 +234,10 @@ class Known:
     def _value(self, found: re.Match[str]) -> str:
         array = found[1] or found[2] or found[3]
         return self.arrays.get(array, found[0]) if array else self.values.get(found[4] or found[5], found[0])
+
+    def _with_other_signs(self, found: re.Match[str]) -> str:
+        value = self.values.get(found[1])
+        return found[0] if value is None else value.replace(found[2], found[3])
 
     def _counted(self, found: re.Match[str], count: Callable[[list[str]], object]) -> str:
         words = _words_of(self.arrays.get(found[1]))

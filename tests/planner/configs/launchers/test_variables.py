@@ -41,6 +41,7 @@ from planner.configs.launchers.variables import takes_defaults, with_values
         ('N=/x/y.sh\na "$(dirname "$N")" $(dirname z) $(dirname .) $(basename $N)', 'a "/x" . .. y.sh'),
         ('a $(uv run python -c "import b; print(b.__path__[0])")/c.py', "a b/c.py"),
         ('N="b --c "d=1,e=$M" \\\n --f \\$G --h \\$(i -s)"\na $N', "a b --c d=1,e=$M   --f $G --h $command"),
+        ('N="0,1,4"\nM=(${N//,/ })\na ${#M[@]} ${K//,/ }', "a 3 ${K//,/ }"),
         ("a $(expr 32 / 4 / 2) $((2 + 3 * 4 - 1)) $((1 - 4 / 0))", "a 4 13 $((1 - 4 / 0))"),
     ],
 )

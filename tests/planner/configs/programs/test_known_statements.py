@@ -379,3 +379,14 @@ def test_kernels_of_liger_that_a_program_puts_in_are_those_of_the_trainer(
     path.write_text(begins + TRAINER.replace("args = T", f"{call}\nargs = T"), encoding="utf-8")
     assert job(path).recipe == asked.recipe
     assert asked.recipe.loss == "liger"
+
+
+@pytest.mark.parametrize("condition", ["PACKED is True", "PACKED is not False"])
+def test_a_switch_may_be_asked_by_what_it_is(condition: str, tmp_path: Path) -> None:
+    """``1`` is not ``True``, and what is not known is neither."""
+    prepares = "model = prepare_model_for_kbit_training(model)\n"
+    asks = f"if {condition}:\n    {prepares}"
+    path = program(tmp_path, "PACKED = True\n" + TRAINER.replace(prepares, asks))
+    assert job(path).recipe == job(program(tmp_path, TRAINER)).recipe
+    unknown = TRAINER.replace(prepares, asks.replace("PACKED", "open('a').read()"))
+    assert "whether this is done" in refusal(tmp_path, unknown)
