@@ -301,7 +301,7 @@ def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     taken = ("sdpa",) if ring else ("flash2", "sdpa") if _by_deepspeed(scenario) else ("flash2",)
     pieces = 2 * pieces if ring else pieces
     if recipe.task != "sft":
-        yield f"for task {recipe.task}"
+        yield f"for task {recipe.task}; sft is"
     if recipe.attention not in taken:
         yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)} is"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
@@ -316,26 +316,41 @@ def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
 def _of_divided_model(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
     if recipe.numerics.quantization != "none":
-        yield f"over a base in {recipe.numerics.quantization}"
+        yield f"over a base in {recipe.numerics.quantization}; one in 16 bits is"
     if recipe.has_own_loss:
-        yield f"for task {recipe.task}"
+        yield f"for task {recipe.task}; sft and pretrain are"
     if recipe.offloads_something:
-        yield f"with offload {recipe.offload}"
+        yield f"with offload {recipe.offload}; none is"
     if recipe.optimizer not in _OPTIMIZERS:
         yield f"with optimizer {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"
     if recipe.method == "lora":
-        yield "with adapters"
+        yield "with adapters; --method full is"
     if recipe.train_layers:
         yield "where only a part of the model is trained"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
         yield "for samples of their own lengths; packed ones are (--padding packed)"
-    if recipe.parallel.context > 1 and recipe.attention != "sdpa":
-        yield f"with attention {recipe.attention}; sdpa is"
+    if recipe.parallel.context > 1 and scenario.stack.model_parallel == "tokens":
+        yield from _of_attention(scenario)
     if recipe.batch.seq_len % (2 * recipe.parallel.context):
         yield (
             f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
             f"{2 * recipe.parallel.context}"
         )
+
+
+def _of_attention(scenario: Scenario) -> Iterator[str]:
+    """Divided sequences of torchtitan: FlexAttention over gathered keys, before 2026 torch's ring.
+
+    Source: torchtitan 0.3.0 distributed/full_dtensor.py validate_config, which refuses any other (its default
+    ``spmd_backend`` is ``spmd_types``); e347b1e5e distributed/context_parallel.py.
+    """
+    attention, has_flex = scenario.recipe.attention, scenario.stack.selective_flex != "unread"
+    if has_flex and attention != "flex":
+        yield f"with attention {attention}, which torchtitan refuses, too; flex is"
+    elif not has_flex and attention != "sdpa":
+        yield f"with attention {attention}; sdpa is"
+    elif not has_flex:
+        yield from _of_ring(scenario)
 
 
 def _of_model(scenario: Scenario) -> Iterator[str]:
@@ -400,7 +415,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif stack.model_parallel == "features":
         yield from _of_divided_matrices(scenario)
         if recipe.loss != "hf":
-            yield f"with loss {recipe.loss}"
+            yield f"with loss {recipe.loss}: say --loss hf"
     elif (
         stack.model_parallel != "gathered_heads"
         and recipe.parallel.pipeline == 1
