@@ -150,7 +150,7 @@ def trace(**given: Any) -> int:
         return _trace_divided(scenario, answer, limit_bytes)
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
-    assumed = (*scenario.assumptions, *_left_out(scenario))
+    assumed: tuple[Assumption | Assumed, ...] = (*scenario.assumptions, *_left_out(scenario))
     found = Recorded({0: traced.events}, assumed, picture_title(scenario), traced.host)
     answer = replace(answer, allocator=_allocator_of(answer, scenario))
     return _say(answer, found, limit_bytes or _room_in(scenario))
