@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import zip_longest
 
+from planner.domain.model import ModelSpec
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.intake.given.request import from_flags
@@ -43,3 +45,13 @@ def job_by(flags: Flags = "", /, **more: object) -> Job:
 
 def _named(flags: Flags, more: Mapping[str, object]) -> dict[str, object]:
     return {**(typed(flags) if isinstance(flags, str) else flags), **more}
+
+
+def with_few_layers(model: ModelSpec, n_layers: int) -> ModelSpec:
+    """The first layers of each kind, at most so many, in their order."""
+    groups, left = [], dict.fromkeys((group.block for group in model.groups), n_layers)
+    for group in model.groups:
+        count = min(group.count, left[group.block])
+        left[group.block] -= count
+        groups += [replace(group, count=count)] if count else []
+    return replace(model, groups=tuple(groups))

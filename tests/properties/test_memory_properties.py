@@ -39,7 +39,7 @@ from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibrati
 from planner.searching.variants import with_flags, with_sizes
 from planner.units import GIB
 from planner.words import words
-from tests.jobs import resolved, typed
+from tests.jobs import resolved, typed, with_few_layers
 
 # `make explore` draws anew, and four times as many.
 PROPERTY = settings(max_examples=15 if settings().derandomize else 100)
@@ -116,8 +116,8 @@ def jobs(draw: st.DrawFn, **fixed: Any) -> Flags:
 def job(scenario: Scenario) -> Job:
     """The job with a few layers of each kind, on a card without a limit."""
     unlimited = replace(scenario.hardware, gpu=replace(scenario.hardware.gpu, visible_memory_bytes=None))
-    groups = tuple(replace(group, count=min(group.count, LAYERS)) for group in scenario.model.groups)
-    return job_of(replace(scenario, hardware=unlimited, model=replace(scenario.model, groups=groups)), PRIORS)
+    model = with_few_layers(scenario.model, LAYERS)
+    return job_of(replace(scenario, hardware=unlimited, model=model), PRIORS)
 
 
 def memory(scenario: Scenario) -> MemoryPrediction:

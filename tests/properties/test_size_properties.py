@@ -42,7 +42,7 @@ from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibrati
 from planner.searching.variants import with_sizes
 from planner.units import MIB
 from planner.words import words
-from tests.jobs import resolved
+from tests.jobs import resolved, with_few_layers
 
 Flags = dict[str, Any]
 CALIBRATED = find_calibration(DEFAULT_CALIBRATION, data_dir() / "calibration")
@@ -156,8 +156,7 @@ def on_card(scenario: Scenario, n_bytes: int | None) -> Scenario:
 def short(flags: Flags, layers: int = FEW_LAYERS) -> Scenario:
     """The scenario on a card without limit, with a few layers of each kind."""
     scenario = on_card(resolved(flags), None)
-    groups = tuple(replace(group, count=min(group.count, layers)) for group in scenario.model.groups)
-    return replace(scenario, model=replace(scenario.model, groups=groups))
+    return replace(scenario, model=with_few_layers(scenario.model, layers))
 
 
 def sized(scenario: Scenario, batch: int, length: int) -> Scenario:
