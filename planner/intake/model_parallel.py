@@ -24,6 +24,8 @@ from planner.domain.recipes.sharding import (
     FSDP,
     FSDP_GRAD_OP,
     NONE,
+    ZERO1,
+    ZERO2,
     ZERO3,
     ShardingName,
 )
@@ -49,6 +51,7 @@ _PLANNED = frozenset(
         """
     )
 )
+_AUTOTP = frozenset({"llama", "mistral", "qwen3"})
 _TITAN = frozenset({"llama", "qwen3"})
 _OPTIMIZERS = ("adamw_torch", "adamw_torch_fused")
 _CASTS_NOTHING = "in {} without FSDP, where torchtitan casts nothing: say --precision fp32"
@@ -438,6 +441,9 @@ def _of_divided_matrices(scenario: Scenario) -> Iterator[str]:
     where GPUs are left for it.
     """
     recipe, stack, world = scenario.recipe, scenario.stack, scenario.hardware.world_size
+    if recipe.uses_deepspeed:
+        yield from _of_autotp(scenario)
+        return
     if world == recipe.parallel.tensor and not recipe.sharding.communicates:
         return
     if not (stack.runs_trainer and stack.fsdp2_casts == "never" and recipe.sharding is FSDP):
@@ -447,6 +453,23 @@ def _of_divided_matrices(scenario: Scenario) -> Iterator[str]:
         )
     elif world == recipe.parallel.tensor:
         yield "with sharding fsdp, for which no other GPUs are left: leave --sharding out"
+
+
+def _of_autotp(scenario: Scenario) -> Iterator[str]:
+    """What stands beside matrices that DeepSpeed divides.
+
+    Source: deepspeed 0.19.8 runtime/engine.py _apply_autotp_partitioning; accelerate 1.15 accelerator.py
+    _prepare_deepspeed (``autotp_size``).
+    """
+    recipe, stack, model = scenario.recipe, scenario.stack, scenario.model
+    if stack.autotp == "unread" or not stack.runs_trainer:
+        yield f"on stack '{stack.id}' beside {recipe.sharding.name}, of whose AutoTP nobody read the code"
+    if recipe.sharding not in (ZERO1, ZERO2):
+        yield f"with sharding {recipe.sharding.name}; zero1 and zero2 are"
+    if model.architecture not in _AUTOTP:
+        yield f"by DeepSpeed for architecture '{model.architecture}'; {', '.join(sorted(_AUTOTP))} are"
+    if scenario.run.evaluates:
+        yield "with evaluation"
 
 
 def _of_trainer(scenario: Scenario) -> Iterator[str]:

@@ -68,7 +68,19 @@ class ToHost:
     unit_bytes: float
 
 
-Kind = Product | FusedAttention | Unpacking | ToHost | Literal["bytes", "launches", "waits", "calls"]
+@dataclass(frozen=True, slots=True)
+class SummedInPlace:
+    """What GPUs that divide matrices sum over themselves without a new tensor, counted in bytes."""
+
+
+Kind = (
+    Product
+    | FusedAttention
+    | Unpacking
+    | ToHost
+    | SummedInPlace
+    | Literal["bytes", "launches", "waits", "calls"]
+)
 """``waits``: launches between which the host waits for the GPU; ``calls``: Python that launches nothing,
 counted in operators that take the host as long.
 """
