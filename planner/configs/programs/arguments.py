@@ -151,12 +151,13 @@ def _names(source: Source) -> Iterator[str]:
 def _no_trainer(source: Source, *, parses: int) -> InputFileError:
     path = show(str(source.path))
     what = "its settings are arguments" if parses else "it makes no trainer of Transformers, TRL or Unsloth"
+    dry_run = f"run it without a GPU: measure trace --gpu NAME -- python {path}"
     if source.path.suffix != ".py":
         return InputFileError(source.path, f"{what}: say the job by flags (plan --help)")
+    if not parses:
+        return InputFileError(source.path, f"{what}: {dry_run}")
     return InputFileError(
-        source.path,
-        f'{what}: give them as --command "python {path} --NAME VALUE ...", '
-        f"or run it without a GPU: measure trace --gpu NAME -- python {path}",
+        source.path, f'{what}: give them as --command "python {path} --NAME VALUE ...", or {dry_run}'
     )
 
 

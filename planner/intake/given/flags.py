@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from planner.errors import MAX_NEAREST, is_like
+from planner.errors import MAX_NEAREST, UnknownNameError, is_like
 from planner.intake.given.default_texts import DEFAULT_TEXTS
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.other_words import in_our_words
@@ -159,9 +159,10 @@ def told_by_parser(error: Exception, program: str) -> tuple[str, tuple[str, ...]
         nearest = "; here it is " if meant else "; nearest: " if names else ""
         text = f"no such option: {flag}{nearest}{', '.join(names)}"
     command, listed = getattr(getattr(error, "ctx", None), "command_path", None) or program, "flags"
-    if unknown := re.match(r"(No such command '.*?')\.?(?: Did you mean (.*)\?)?$", text, re.DOTALL):
-        # Typer's question is no part of a sentence.  Who names no command may have named settings.
-        listed, names = "commands", tuple(re.findall(r"'(.*?)'", unknown[2] or ""))
+    if unknown := re.match(r"(No such command (['\"])(.*?)\2)", text, re.DOTALL):
+        # Typer asks for the nearest only from 0.16 on.  Who names no command may have named settings.
+        commands = list(getattr(error.ctx.command, "commands", ()))  # type: ignore[attr-defined]
+        listed, names = "commands", UnknownNameError("command", unknown[3], commands).nearest
         by_flags = "settings are given by flags (--model 7b), names with a space in quotes"
         way = f"nearest: {', '.join(names)}" if names else by_flags
         text = f"{unknown[1]}; {way}"

@@ -59,9 +59,8 @@ MIXER_RULES = (
     ),
     warn(
         "recurrent-kernels",
-        "Layers without attention are counted with the kernels of causal-conv1d, flash-linear-attention and "
-        "mamba-ssm; without these packages they need more memory (on an H100 a third more for Qwen3.5-0.8B, "
-        "twice for Falcon-H1-0.5B) and many times the time",
+        "Counted with causal-conv1d, flash-linear-attention and mamba-ssm; without these packages layers "
+        "without attention take up to twice the memory and many times the time",
         _mixes,
     ),
     not_modelled(
