@@ -141,7 +141,7 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
             "under FSDP2 Axolotl frees a layer's weights before its attention has gone back, and stops; "
             "leave it out",
         )
-    why = "feed-forward parts in tiles are not modelled: leave it out, or measure trace the job"
+    why = "a part in tiles is not modelled: leave it out, or ask measure trace -- axolotl train FILE"
     keys.refuse_switched_on({"tiled_mlp": why})
 
 
