@@ -416,7 +416,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif stack.model_parallel == "features":
         yield from of_divided_matrices(scenario)
         if recipe.loss != "hf":
-            yield f"with loss {recipe.loss}; hf is"
+            yield f"with loss {recipe.loss}: say --loss hf"
     elif (
         stack.model_parallel != "gathered_heads"
         and recipe.parallel.pipeline == 1

@@ -21,7 +21,7 @@ def _columns(*, of_all: bool) -> tuple[Column, ...]:
     """Hub ids are long: of all models they stand on wide terminals only."""
     return (
         Column("id", whole=True),
-        Column("parameters", "right"),
+        Column("params", "right"),
         Column("Hub id", wide_only=of_all),
     )
 

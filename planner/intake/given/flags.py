@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from planner.errors import MAX_NEAREST, UnknownNameError, is_like
+from planner.errors import MAX_NEAREST, UnknownNameError, UsageError, is_like, show
 from planner.intake.given.default_texts import DEFAULT_TEXTS
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.other_words import in_our_words
@@ -130,14 +130,19 @@ def command_of(app: typer.Typer) -> Any:
     for each in (command, *getattr(command, "commands", {}).values()):
         for option in each.params:
             if not option.required and option.callback is None and not option.multiple and option.nargs == 1:
-                option.process_value = partial(_given_alone, option.process_value)
+                option.process_value = partial(_given_alone, option.process_value, (option.opts or ("",))[0])
     return command
 
 
-def _given_alone(converted: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+def _given_alone(converted: Callable[[Any, Any], Any], flag: str, context: Any, value: Any) -> Any:
     """``value`` converted, if one was given: typer 0.29 makes a pydantic adapter for a flag (_coercion.py
     build_runtime_param) before it looks, which for a hundred flags takes longer than the answer's own replay.
+
+    Raises:
+        UsageError: the next flag stands where the value should, and the word behind it would be a command.
     """
+    if flag.startswith("--") and isinstance(value, str) and value.startswith("--"):
+        raise UsageError(f"{flag} has no value: behind it stands {show(value)}")
     return None if value is None else converted(context, value)
 
 

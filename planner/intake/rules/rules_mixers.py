@@ -59,8 +59,8 @@ MIXER_RULES = (
     ),
     warn(
         "recurrent-kernels",
-        "Counted with causal-conv1d, flash-linear-attention and mamba-ssm; without these packages layers "
-        "without attention take up to twice the memory and many times the time",
+        "Counted with causal-conv1d, flash-linear-attention and mamba-ssm installed; without them up to "
+        "twice the memory and many times the time",
         _mixes,
     ),
     not_modelled(
