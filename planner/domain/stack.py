@@ -25,6 +25,7 @@ from planner.domain.stack_values import (
     PackedMask,
     PairLogps,
     PassedOver,
+    RecurrentKernels,
     RotaryInModel,
     RotaryModel,
     WithMamba2,
@@ -182,6 +183,7 @@ class Stack(EngineFacts):
     fused_head_norms: Literal["none", "gemma4", "qwen3_too"]
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     gated_delta: GatedDelta
+    recurrent_kernels: RecurrentKernels
     latents_by_head: bool
     """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool

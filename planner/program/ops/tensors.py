@@ -120,6 +120,15 @@ class Unit(IntEnum):
     REAL_TOKENS = 59
     """Tokens of a padded micro-batch that are no padding, where one sample is as long as all may be."""
     EVAL_REAL_TOKENS = 60
+    CHUNKS = 61
+    """Chunks of one sample, through which a layer without attention goes in a loop."""
+    CHUNK_TOKENS = 62
+    """Tokens of a micro-batch whose samples are filled up to whole chunks."""
+    CHUNK_SQUARES = 63
+    """These tokens times the chunks of their sample."""
+    EVAL_CHUNKS = 64
+    EVAL_CHUNK_TOKENS = 65
+    EVAL_CHUNK_SQUARES = 66
 
 
 EVALUATED = {
@@ -138,6 +147,9 @@ EVALUATED = {
     Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
     Unit.ARRIVED_ROWS: Unit.EVAL_ARRIVED_ROWS,
     Unit.EXPERT_ROWS: Unit.EVAL_EXPERT_ROWS,
+    Unit.CHUNKS: Unit.EVAL_CHUNKS,
+    Unit.CHUNK_TOKENS: Unit.EVAL_CHUNK_TOKENS,
+    Unit.CHUNK_SQUARES: Unit.EVAL_CHUNK_SQUARES,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
 PROMPTED = {
@@ -377,9 +389,9 @@ class Tape:
 
     def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
         """Count one kernel: what it multiplies, reads and writes; attention has a rate of its own."""
-        self.spend("launches", Unit.ONE, self.manner.calls)
+        self.call("launches")
         if self.manner.waits and self.direction != "backward":
-            self.spend("waits", Unit.ONE, self.manner.calls)
+            self.call("waits")
         share = self.manner.share
         if not isinstance(cost, Multiplies):
             self.move((*cost, *writes), share)
@@ -390,6 +402,10 @@ class Tape:
             share = "matmul"
         self.spend(cost.kind, cost.unit, cost.macs, share)
         self.move((*cost.reads, *writes), share)
+
+    def call(self, kind: Kind, times: float = 1) -> None:
+        """Count what the host does ``times`` at each call."""
+        self.spend(kind, self.manner.per or Unit.ONE, times * self.manner.calls)
 
     def move(self, tensors: Sequence[Tensor], share: Share) -> None:
         """Count the bytes of ``tensors`` once, as read or written."""
@@ -412,7 +428,7 @@ class Tape:
     def counted_as(self, share: Share) -> AbstractContextManager[None]:
         """Kernels that are called here belong to one part of the step's time."""
         # Not ``replace``, which takes four times as long: there are ten of these in a layer.
-        return self.in_manner(Manner(share, self.manner.calls, self.manner.waits))
+        return self.in_manner(Manner(share, self.manner.calls, self.manner.waits, self.manner.per))
 
     def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None, *, cost: Cost = ()) -> Tensor:
         """A new tensor of the shape and layout of ``tensor``, which is read for it, as is ``cost``."""
