@@ -72,12 +72,14 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
         else:
             mixed, gate, raw_beta, raw_decay = products
             products.clear()
+        plain = view.stack.recurrent_kernels == "torch"
         mixed = convolved(torch, view, mixed, spec.kernel, "conv1d")
+        if plain:
+            mixed = torch.kernel(mixed, "silu")
         query, key, value = split(torch, mixed, (spec.k_width, spec.k_width, spec.v_width))
         parts.clear()
         beta = torch.kernel(raw_beta, "sigmoid", saves="output")
         decay = _decay(torch, view, spec, raw_decay)
-        plain = view.stack.recurrent_kernels == "torch"
         shared = spec.value_heads > spec.key_heads
         if repeats := shared and (plain or view.stack.gated_delta != "grouped"):
             query, key = (repeat_kv(torch, each, spec.value_heads // spec.key_heads) for each in (query, key))

@@ -5,8 +5,7 @@ small operators.  In backward each turn copies gradients of a chunk into zeros f
 Source: transformers 5.17 to 5.23 models/qwen3_5/modeling_qwen3_5.py torch_chunk_gated_delta_rule, l2norm;
 torch 2.13 torch/csrc/autograd: functions/tensor.cpp CopySlices, FunctionsManual.cpp
 linalg_solve_triangular_backward, cumsum_backward.
-Ignored: that a sequence of one chunk has ten operators fewer; temporaries of a turn are counted as large as
-all turns together.
+Ignored: that a sequence of one chunk has a tenth of its operators fewer.
 """
 
 from __future__ import annotations
@@ -132,24 +131,26 @@ def _solved(torch: Operators, system: Tensor, right: Tensor) -> Tensor:
 def _loop(torch: Operators, view: LayerView, spec: GatedDeltaSpec, given: tuple[Tensor, ...]) -> Tensor:
     """Chunk by chunk: what is new in the values, the output from state and scores, and the next state.
 
-    One turn stands for all of them, with tensors of all of them.
+    One turn stands for all of them: it saves tensors of all chunks, and has others of one.
     """
     values, reading, query, key, decay, scores = given
-    size, inner = (values.unit, values.count), spec.key_dim
+    size, inner, chunk = (Unit.CHUNK_ROWS, values.count), spec.key_dim, DELTA_CHUNK_TOKENS
     out = torch.like(values, "zeros_like")
     torch.call("launches")  # zeros of the first state
     with torch.in_manner(replace(torch.manner, per=Unit.CHUNKS)):
         with torch.no_grad():
-            state = torch.new(Unit.CHUNK_TOKENS, inner * spec.v_width / DELTA_CHUNK_TOKENS, "fp32", "mul")
-            factors = [autocast(torch, view, each) for each in (state, reading)]
+            state = torch.new(Unit.LATER_CHUNK_TOKENS, inner * spec.v_width / chunk, "fp32", "mul")
+            before = Tensor(None, Unit.CHUNK_TOKENS, state.count, "fp32")
+            factors = [autocast(torch, view, each) for each in (before, _later(view, reading))]
             new = torch.like(values, "sub", cost=(torch.bmm(factors[1], factors[0], size, inner=inner),))
-            factors += [autocast(torch, view, each) for each in (state, query, new, scores)]
+            first, last = (before, _later(view, query)), (_later(view, new), _later(view, key))
+            factors += [autocast(torch, view, each) for each in (*first, new, scores)]
             read = torch.bmm(factors[3], factors[2], size, inner=inner)
-            within = torch.bmm(factors[5], factors[4], size, inner=DELTA_CHUNK_TOKENS)
+            within = torch.bmm(factors[5], factors[4], size, inner=chunk)
             torch.pay([torch.like(read, "add", cost=(within,))], [out])
             del read, within
-            factors += [autocast(torch, view, each) for each in (new, key)]
-            added = torch.bmm(factors[7], factors[6], (state.unit, state.count), inner=DELTA_CHUNK_TOKENS)
+            factors += [autocast(torch, view, each) for each in last]
+            added = torch.bmm(factors[7], factors[6], (Unit.CHUNK_ROWS, state.count), inner=chunk)
             torch.pay([state, added], [state])
             del added
         back = partial(_loop_backward, torch, [shape_of(each) for each in given], inner)
@@ -165,14 +166,13 @@ def _loop_backward(
     casts = _CASTS_NOT_IN_BACKWARD if narrow != "fp32" else 0
     torch.spend("launches", Unit.ONE, -torch.manner.calls * (_NOT_IN_BACKWARD + casts))
     _copy = _in_all_chunks(torch, gradient, launches=1)
-    of_out = torch.like(gradient, "clone")
+    of_out = torch.like(_of_one(gradient), "clone")
     torch.pay((), [torch.like(of_out, "zeros_like")])
     of_out = torch.to(of_out, narrow)
-    of_new, of_scores = _of_factors(torch, of_out, kept[4:6], chunk)
+    of_new, _of_scores = _of_factors(torch, of_out, kept[4:6], chunk)
     torch.pay([of_new, of_new], [of_new])
-    given = [_in_all_chunks(torch, scores)]
-    of_state, of_query = _of_factors(torch, of_out, kept[2:4], inner)
-    del of_scores, of_query, of_out
+    given: list[Tensor | None] = [_in_all_chunks(torch, scores)]
+    of_state, _of_query = _of_factors(torch, of_out, kept[2:4], inner)
     torch.pay([of_state, of_state], [of_state])
     given.append(_in_all_chunks(torch, query))
     of_old = torch.to(torch.like(of_new, "neg"), narrow)
@@ -184,18 +184,29 @@ def _loop_backward(
     torch.pay([of_state, kept[9]], [of_state])
     torch.pay([torch.like(of_state, "mul", cost=(kept[8],))], [decay])
     given.append(_in_all_chunks(torch, decay))
-    of_scores, of_query, of_reading, of_values, of_key, of_decay = given
-    return [of_values, of_reading, of_query, of_key, of_decay, of_scores]
+    return [given[number] for number in (3, 2, 1, 4, 5, 0)]
 
 
 def _of_factors(torch: Operators, gradient: Tensor, factors: list[Tensor], inner: float) -> list[Tensor]:
-    """Gradients of both factors of a product, which are as wide as what was cast."""
+    """Gradients of both factors of a product, in fp32 as what was cast."""
     made = []
     for number, factor in enumerate(factors):
         reads = [gradient, factors[1 - number]]
         cost = Multiplies(Product(factor.dtype), gradient.unit, gradient.count * inner, reads)
-        made.append(torch.to(torch.like(factor, "bmm", cost=cost), "fp32"))
+        made.append(torch.to(torch.like(_of_one(factor), "bmm", cost=cost), "fp32"))
     return made
+
+
+def _later(view: LayerView, x: Tensor) -> Tensor:
+    """``x`` of all chunks but one, where autocast makes a copy of each: the first state is zeros without a
+    gradient, the last one is read by nothing, and what only their gradients need is not saved.
+    """
+    return Tensor(None, Unit.LATER_CHUNK_TOKENS, x.count, x.dtype) if view.dtypes.autocast else x
+
+
+def _of_one(x: Tensor) -> Tensor:
+    """The shape of one chunk of ``x``."""
+    return Tensor(None, Unit.CHUNK_ROWS, x.count, x.dtype)
 
 
 def _in_all_chunks(torch: Operators, shape: Tensor, launches: int = 2) -> Tensor:

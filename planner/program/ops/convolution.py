@@ -17,7 +17,7 @@ from planner.program.view import LayerView
 def convolved(
     torch: Operators, view: LayerView, x: Tensor, kernel: int, owner: str, *, bias: bool = False
 ) -> Tensor:
-    """A convolution of each feature over ``kernel`` positions and its activation; saves its input."""
+    """A convolution of each feature over ``kernel`` positions; saves its input."""
     dtype, width = view.dtypes.base, x.count
     sizes = [width * kernel, width] if bias else [width * kernel]
     weights = [
@@ -36,7 +36,7 @@ def convolved(
 
 
 def _plain(torch: Operators, view: LayerView, x: Tensor, weights: list[Tensor]) -> Tensor:
-    """``F.conv1d``, cut to the length of its input, and ``silu``."""
+    """``F.conv1d``, cut to the length of its input."""
     x, *weights = autocast(torch, view, x), *(weight_copy(torch, view, each) for each in weights)
     shapes = [shape_of(each) for each in weights if each.node is not None]
 
@@ -46,4 +46,4 @@ def _plain(torch: Operators, view: LayerView, x: Tensor, weights: list[Tensor]) 
         return made + [None] * (1 + len(weights) - len(made))
 
     out = record(torch, torch.like(x, "convolution"), [x, *weights], [x, *weights[:1]], backward)
-    return torch.kernel(torch.part(out, out.count), "silu")
+    return torch.part(out, out.count)

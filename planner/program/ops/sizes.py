@@ -98,8 +98,14 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
 
 def _chunks(tokens: Number, length: Number) -> dict[Unit, Number]:
     chunks = ceil_div(length, DELTA_CHUNK_TOKENS)
-    padded = tokens / length * chunks * DELTA_CHUNK_TOKENS
-    return {Unit.CHUNKS: chunks, Unit.CHUNK_TOKENS: padded, Unit.CHUNK_SQUARES: padded * chunks}
+    rows = tokens / length * DELTA_CHUNK_TOKENS
+    return {
+        Unit.CHUNKS: chunks,
+        Unit.CHUNK_ROWS: rows,
+        Unit.CHUNK_TOKENS: rows * chunks,
+        Unit.LATER_CHUNK_TOKENS: rows * (chunks - 1),
+        Unit.CHUNK_SQUARES: rows * chunks * chunks,
+    }
 
 
 def _expert_rows(scenario: Scenario, tokens: Number) -> dict[Unit, Number]:

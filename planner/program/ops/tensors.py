@@ -126,9 +126,15 @@ class Unit(IntEnum):
     """Tokens of a micro-batch whose samples are filled up to whole chunks."""
     CHUNK_SQUARES = 63
     """These tokens times the chunks of their sample."""
-    EVAL_CHUNKS = 64
-    EVAL_CHUNK_TOKENS = 65
-    EVAL_CHUNK_SQUARES = 66
+    CHUNK_ROWS = 64
+    """Tokens of one chunk of all samples; work is counted for each chunk in turn."""
+    LATER_CHUNK_TOKENS = 65
+    """``CHUNK_TOKENS`` without one chunk of each sample."""
+    EVAL_CHUNKS = 66
+    EVAL_CHUNK_TOKENS = 67
+    EVAL_CHUNK_SQUARES = 68
+    EVAL_CHUNK_ROWS = 69
+    EVAL_LATER_CHUNK_TOKENS = 70
 
 
 EVALUATED = {
@@ -150,6 +156,8 @@ EVALUATED = {
     Unit.CHUNKS: Unit.EVAL_CHUNKS,
     Unit.CHUNK_TOKENS: Unit.EVAL_CHUNK_TOKENS,
     Unit.CHUNK_SQUARES: Unit.EVAL_CHUNK_SQUARES,
+    Unit.CHUNK_ROWS: Unit.EVAL_CHUNK_ROWS,
+    Unit.LATER_CHUNK_TOKENS: Unit.EVAL_LATER_CHUNK_TOKENS,
 }
 """Units of a batch that is trained on -> those of one that is evaluated."""
 PROMPTED = {
@@ -411,11 +419,12 @@ class Tape:
         """Count the bytes of ``tensors`` once, as read or written."""
         counts = self._counts("bytes", share) if tensors else {}
         for each in tensors:
-            counts[each.unit] = counts.get(each.unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]
+            unit = _in_turn(each.unit)
+            counts[unit] = counts.get(unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]
 
     def spend(self, kind: Kind, unit: Unit, amount: float, share: Share | None = None) -> None:
         """Count so much work for each of ``unit``, in a ``share`` of the time; default: the manner's."""
-        counts = self._counts(kind, share or self.manner.share)
+        counts, unit = self._counts(kind, share or self.manner.share), _in_turn(unit)
         counts[unit] = counts.get(unit, 0.0) + amount
 
     def _counts(self, kind: Kind, share: Share) -> dict[Unit, float]:
@@ -482,6 +491,11 @@ class Tape:
     def no_grad(self) -> AbstractContextManager[None]:
         """Run operators that keep nothing for a backward pass."""
         return replaced(self, grad_enabled=False)
+
+
+def _in_turn(unit: Unit) -> Unit:
+    """What all turns of a loop over chunks cost, of which each has a tensor of ``unit``."""
+    return Unit.CHUNK_TOKENS if unit is Unit.CHUNK_ROWS else unit
 
 
 @contextmanager
