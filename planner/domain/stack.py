@@ -184,6 +184,9 @@ class Stack(EngineFacts):
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     gated_delta: GatedDelta
     recurrent_kernels: RecurrentKernels
+    solves_chunks: bool
+    """Code in torch for the gated delta rule solves a triangular system for each chunk, as from Transformers
+    5.17 on; before it went through the rows."""
     latents_by_head: bool
     """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool
