@@ -42,7 +42,6 @@ from planner.intake.given.request import require
 from planner.intake.images import resolve_frozen
 from planner.intake.linears import failing_routers, linear_names_without, refused_by_peft, spelled_out
 from planner.intake.model_parallel import (
-    FIELDS,
     asks_to_divide,
     default_sharding,
     degrees,
@@ -418,9 +417,8 @@ def _resolve_attention(ledger: Ledger, setting: RecipeContext, numerics: Numeric
         lacks_flash2(gpu) or numerics.compute_dtype == "fp32" or widest_head(model) > 256
     ):
         default, origin, note = "sdpa", "assumed", f"{ATTENTION_FACTS[default].title} does not run here"
-    divides = any((ledger.request.get(name) or 1) > 1 for name in FIELDS)
-    if default == "flex" and (divides or code_lacks(model, stack, default)):
-        default, origin, note = "sdpa", "assumed", "FlexAttention was not read for this model or division"
+    if default == "flex" and code_lacks(model, stack, default):
+        default, origin, note = "sdpa", "assumed", "FlexAttention was not read for this model"
     if code_lacks(model, stack, default) or prefers_eager(model, stack, default):
         note = f"what this stack runs {model.architecture} models with"
         default, origin = "eager", "assumed"

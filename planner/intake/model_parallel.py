@@ -329,13 +329,28 @@ def _of_divided_model(scenario: Scenario) -> Iterator[str]:
         yield "where only a part of the model is trained"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
         yield "for samples of their own lengths; packed ones are (--padding packed)"
-    if recipe.parallel.context > 1 and recipe.attention != "sdpa":
-        yield f"with attention {recipe.attention}; sdpa is"
+    if recipe.parallel.context > 1 and scenario.stack.model_parallel == "tokens":
+        yield from _of_attention(scenario)
     if recipe.batch.seq_len % (2 * recipe.parallel.context):
         yield (
             f"for sequences of {recipe.batch.seq_len} tokens, which do not divide by "
             f"{2 * recipe.parallel.context}"
         )
+
+
+def _of_attention(scenario: Scenario) -> Iterator[str]:
+    """Divided sequences of torchtitan: FlexAttention over gathered keys, before 2026 torch's ring.
+
+    Source: torchtitan 0.3.0 distributed/full_dtensor.py validate_config, which refuses any other (its default
+    ``spmd_backend`` is ``spmd_types``); e347b1e5e distributed/context_parallel.py.
+    """
+    attention, has_flex = scenario.recipe.attention, scenario.stack.selective_flex != "unread"
+    if has_flex and attention != "flex":
+        yield f"with attention {attention}, which torchtitan refuses, too; flex is"
+    elif not has_flex and attention != "sdpa":
+        yield f"with attention {attention}; sdpa is"
+    elif not has_flex:
+        yield from _of_ring(scenario)
 
 
 def _of_model(scenario: Scenario) -> Iterator[str]:

@@ -136,9 +136,13 @@ class LayerView:
 
     @property
     def in_ring(self) -> bool:
-        """Whether torch's ring divides each sequence, which the Trainer has beside FSDP2."""
-        divides = self.recipe.parallel.context > 1 and self.stack.model_parallel == "features"
-        return divides and not self.recipe.uses_deepspeed
+        """Whether torch's ring divides each sequence: that of the Trainer beside FSDP2, of torchtitan with
+        torch's fused attention.
+        """
+        if self.recipe.parallel.context == 1 or self.recipe.uses_deepspeed:
+            return False
+        by_tokens = self.stack.model_parallel == "tokens" and self.recipe.attention == "sdpa"
+        return by_tokens or self.stack.model_parallel == "features"
 
     @property
     def uses_local_parts(self) -> bool:

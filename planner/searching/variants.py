@@ -9,9 +9,7 @@ from types import MappingProxyType
 from planner.domain.hardware import Hardware
 from planner.domain.recipes.flat_recipe import (
     flat_recipe,
-    generated_values,
-    pipeline_values,
-    seeing_values,
+    values_without_column,
     with_flat,
 )
 from planner.domain.recipes.recipe import Number
@@ -81,8 +79,7 @@ def request_of(scenario: Scenario) -> ScenarioRequest:
     all of it where no origin is known.
     """
     values = {FIELD_OF_COLUMN[name]: value for name, value in flat_recipe(scenario.recipe).items()}
-    values |= seeing_values(scenario.recipe) | generated_values(scenario.recipe)
-    values |= pipeline_values(scenario.recipe)
+    values |= values_without_column(scenario.recipe)
     if scenario.recipe.task == "classify":
         values["num_labels"] = scenario.model.head.out_features
     entries = {each.name: each for each in scenario.assumptions}

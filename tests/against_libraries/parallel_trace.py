@@ -35,6 +35,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+from measure.dry_run.libraries.flex_attention import _attention as flex_attention
 from measure.trace.build import build_on_meta, make_config
 from measure.trace.cuda.sdpa import KERNEL_WORKSPACES, cublas_workspace_bytes
 from measure.trace.cuda.shims import Situation, shims
@@ -262,6 +263,46 @@ def exchanging_heads(size: int) -> Iterator[None]:
         whole = [exchange(each, size, 2, 1) for each in (query, key, value)]
         out = inner(*whole, mask, query_length=query_length * size, **options)
         return exchange(out, size, 1, 2)
+
+    with mock.patch.object(flash_attention, "_flash_attention_forward", forward):
+        yield
+
+
+class _Gathered(torch.autograd.Function):
+    """Tokens of all ``size`` GPUs, in a copy in order; the gradient of a GPU's own is summed over all.
+
+    Source: spmd_types 0.2.3 _collectives.py _AllGatherShard, _ReduceScatterShard.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, size: int) -> torch.Tensor:
+        """All tokens."""
+        ctx.size = size
+        received = x.new_empty(size * x.shape[0], *x.shape[1:])
+        return torch.cat(received.chunk(size), dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Parts of several samples are sent from a copy in the order of GPUs."""
+        (whole,) = gradients
+        n_rows, n_tokens = whole.shape[0], whole.shape[1] // ctx.size
+        _sent = torch.cat(whole.chunk(ctx.size, dim=1)) if n_rows > 1 else whole
+        return whole.new_empty(n_rows, n_tokens, *whole.shape[2:]), None
+
+
+@contextmanager
+def gathering_keys(size: int) -> Iterator[None]:
+    """FlexAttention over this GPU's queries and all keys, as torchtitan has it.
+
+    Source: torchtitan 0.3.0 models/common/decoder_sharding.py set_gqa_inner_attention_local_map,
+    models/common/attention.py FlexAttention.forward.
+    """
+    flash_attention: Any = importlib.import_module("transformers.integrations.flash_attention")
+    gather: Any = _Gathered.apply
+
+    def forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        whole = [query, gather(key, size), gather(value, size)]
+        return flex_attention(*(each.transpose(1, 2) for each in whole)).transpose(1, 2)
 
     with mock.patch.object(flash_attention, "_flash_attention_forward", forward):
         yield

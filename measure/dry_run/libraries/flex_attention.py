@@ -38,7 +38,11 @@ def compiled(function: Any, guesses: Guesses) -> Callable[..., Any] | None:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asks_sums: bool
+    ) -> Any:
+        # What is compiled returns no sums that nobody asked for, so these have no gradient.
+        ctx.set_materialize_grads(asks_sums)
         out = query.new_empty(*query.shape[:-1], value.size(-1))
         rows = query.new_empty(query.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, out, rows)
@@ -48,15 +52,17 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         query, key, value, _out, rows = ctx.saved_tensors
         _products = torch.empty_like(rows)
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **options: Any) -> Any:
     apply: Any = _Attention.apply
-    out, rows = apply(query, key, value)
-    if options.get("return_aux") is not None:
-        return out, sys.modules[_MODULE].AuxOutput(lse=rows if options["return_aux"].lse else None)
-    return (out, rows) if options.get("return_lse") else out
+    aux = options.get("return_aux")
+    asks_sums = bool(aux.lse if aux is not None else options.get("return_lse"))
+    out, rows = apply(query, key, value, asks_sums)
+    if aux is not None:
+        return out, sys.modules[_MODULE].AuxOutput(lse=rows if asks_sums else None)
+    return (out, rows) if asks_sums else out
 
 
 def _block_mask(

@@ -75,9 +75,14 @@ def flat_recipe(recipe: Recipe) -> dict[str, Any]:
     return flat | {"sharding": recipe.sharding.name}
 
 
-def pipeline_values(recipe: Recipe) -> dict[str, Any]:
-    """What a pipeline of Megatron was told that has no column, by the names of flags: more than two runs of
-    layers, and how many layers the first and the last group have where they do not divide evenly.
+def values_without_column(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says that no record has a column for, by the names of flags."""
+    return _seeing_values(recipe) | _generated_values(recipe) | _pipeline_values(recipe)
+
+
+def _pipeline_values(recipe: Recipe) -> dict[str, Any]:
+    """What a pipeline of Megatron was told: more than two runs of layers, and how many layers the first and
+    the last group have where they do not divide evenly.
     """
     parallel = recipe.parallel
     groups = [sum(parallel.layers[rank :: parallel.pipeline]) for rank in range(parallel.pipeline)]
@@ -87,7 +92,7 @@ def pipeline_values(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def seeing_values(recipe: Recipe) -> dict[str, Any]:
+def _seeing_values(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says about images and frozen parts, by the names of flags;
     nothing where it says nothing.
     """
@@ -100,7 +105,7 @@ def seeing_values(recipe: Recipe) -> dict[str, Any]:
     return {**size, "freeze": recipe.frozen}
 
 
-def generated_values(recipe: Recipe) -> dict[str, Any]:
+def _generated_values(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says about completions that are generated, by the names of flags; nothing where none
     are.  PPO takes no more than their length and how often they are trained on.
     """

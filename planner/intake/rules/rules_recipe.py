@@ -440,8 +440,8 @@ RECIPE_RULES = (
     ),
     not_modelled(
         "selective-of-kernels",
-        "Selective checkpointing of operators is modelled without experts, with sdpa or eager attention, "
-        "over unquantised or 4-bit weights; use --checkpoint-policy full",
+        "Selective checkpointing of operators is modelled over unquantised or 4-bit weights, with sdpa or "
+        "eager attention, of torchtitan also with flex and experts; use --checkpoint-policy full",
         lambda case: _selects(case) and _has_unknown_operators(case),
     ),
     refuse(

@@ -67,10 +67,7 @@ def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
 
 
 def gathered_keys(torch: Operators, view: LayerView, keys: Tensor) -> Tensor:
-    """Keys or values of the whole sequence, for the queries of this GPU's part of it.
-
-    Source: torchtitan 0.3.0 models/common/decoder_sharding.py set_gqa_inner_attention_local_map.
-    """
+    """Keys or values of the whole sequence, for the queries of this GPU's part of it."""
     whole = _gathered_tokens(torch, view, keys, view.recipe.parallel.context, (GATHERED_KEYS, SCATTERED_KEYS))
     whole.head_by_head = keys.head_by_head
     return whole

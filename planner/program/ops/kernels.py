@@ -94,7 +94,7 @@ def _attend(
     if kernel == "math":
         return _unfused(torch, view, query, key, value)
     if kernel == "flex":
-        return _flex(torch, view, query, key, value)
+        return flex_attention(torch, view, query, key, value)
     if kernel == "efficient":
         return _efficient(torch, view, (query, key, value), _bias(torch, view, query) if masked else None)
     if view.unpads:
@@ -247,17 +247,18 @@ def _flash(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value:
     return out
 
 
-def _flex(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def flex_attention(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """FlexAttention, compiled: saves what FlashAttention does; masks are lists of blocks, too small to count.
 
-    Heads of keys are copied where the number of a query's heads is no power of two.  Its output lies head by
-    head.  Backward: row sums and the gradients.
-    Source: transformers 5.23 integrations/flex_attention.py flex_attention_forward; torch 2.13
+    Transformers copies heads of keys where the number of a query's heads is no power of two.  Its output lies
+    head by head.  Backward: row sums and the gradients.
+    Source: transformers 5.23 integrations/flex_attention.py flex_attention_forward; torchtitan 0.3.0
+    models/common/attention.py FlexAttention (``enable_gqa``); torch 2.13
     _inductor/kernel/flex/flex_attention.py.
     """
     spec, op = view.block.attention, "flash_attention"
     times = spec.n_heads // spec.n_kv_heads
-    if spec.n_heads & (spec.n_heads - 1) and times > 1:
+    if view.stack.model_code != "own" and spec.n_heads & (spec.n_heads - 1) and times > 1:
         key, value = repeat_kv(torch, key, times), repeat_kv(torch, value, times)
     given = [_held(torch, view, each) for each in (query, key, value)]
     cost = fused_cost(view, "flash", PRODUCTS)
@@ -297,7 +298,7 @@ def flash_gradients(
     unit, rows = _rows_at_once(view)
     _work = flash_workspace(torch, width, (unit, rows * spec.n_heads), op)
     if shapes[1].count < shapes[0].count and spec.sdpa_input == "grouped":
-        n_keys = view.recipe.parallel.context * spec.n_heads * width
+        n_keys = spec.n_heads * width
         _work += [torch.new(shapes[1].unit, n_keys, shapes[0].dtype, op, cost=None) for _ in range(2)]
     return [torch.like(shape, op, cost=None) for shape in shapes]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from planner.documents import document_text
-from planner.domain.recipes.flat_recipe import flat_recipe
+from planner.domain.recipes.flat_recipe import flat_recipe, values_without_column
 from planner.domain.recipes.recipe import Batch, Number, Recipe
 from planner.domain.stack import Stack
 from planner.domain.term import Phase, Term
@@ -58,8 +58,9 @@ def prediction_document(subject: Subject) -> PredictionDocument:
 
 
 def _recipe(recipe: Recipe) -> dict[str, JsonValue | list[str]]:
-    """The recipe as one flat table of what JSON holds."""
+    """The recipe as one flat table of what JSON holds; what only some jobs have, where they have it."""
     flat = flat_recipe(recipe)
+    flat |= {name: value for name, value in values_without_column(recipe).items() if value not in (None, ())}
     flat |= {name: _real(flat[name]) for name in _NUMBERS if name in flat}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in flat.items()}
 

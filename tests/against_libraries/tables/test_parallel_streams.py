@@ -84,22 +84,45 @@ def test_heads_exchanged_for_tokens(batch: int, checkpointing: bool) -> None:
     import_or_skip("torch")
     from parallel_trace import exchanging_heads
 
+    cell = Cell(0, "small", "llama-3.1-8b", "full", checkpointing, "flash2", batch, 512)
+    with exchanging_heads(2):
+        program, trace = _of_divided_sequences(cell, "exchanged_heads")
+    assert sum("all_to_all" in each.op for each in program) > 0
+    assert differences(program, trace) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "checkpointing"), [(1, True), pytest.param(4, False, marks=pytest.mark.slow)]
+)
+def test_keys_gathered_for_flex_attention(batch: int, checkpointing: bool) -> None:
+    """torchtitan over two GPUs: all layers, with the keys and values of the whole sequence."""
+    import_or_skip("torch")
+    from parallel_trace import gathering_keys
+
+    cell = Cell(0, "small", "llama-3.1-8b", "full", checkpointing, "flash2", batch, 512)
+    with gathering_keys(2):
+        program, trace = _of_divided_sequences(cell, "tokens", attention="flex")
+    assert sum("of keys" in each.op for each in program) > 0
+    assert differences(program, trace) == []
+
+
+def _of_divided_sequences(
+    cell: Cell, way: ModelParallel, **changes: str
+) -> tuple[list[Request], list[Request]]:
+    """Layers of one of two GPUs: the program's, and those of the dry run of this GPU's tokens alone."""
     from measure.trace.traced_job import trace_events
 
-    alone = scenario_of(Cell(0, "small", "llama-3.1-8b", "full", checkpointing, "flash2", batch, 512))
+    alone = scenario_of(cell)
     whole = replace(alone.recipe, batch=replace(alone.recipe.batch, seq_len=1_024, tokens_per_sample=1_024))
     shared = replace(
         alone,
-        recipe=replace(whole, parallel=Parallel(context=2)),
+        recipe=replace(whole, parallel=Parallel(context=2), **changes),
         hardware=replace(alone.hardware, gpus_per_node=2),
-        stack=replace(alone.stack, model_parallel="exchanged_heads"),
+        stack=replace(alone.stack, model_parallel=way),
     )
     phases, ignored = ("forward_2", "backward_2"), ignored_sizes(alone)
-    with exchanging_heads(2):
-        trace = _inside(of_trace(trace_events(alone), ignored, phases))
-    program = _inside(of_program(job_of(shared, Coefficients()), ignored, phases))
-    assert sum("all_to_all" in each.op for each in program) > 0
-    assert differences(program, trace) == []
+    trace = _inside(of_trace(trace_events(alone), ignored, phases))
+    return _inside(of_program(job_of(shared, Coefficients()), ignored, phases)), trace
 
 
 def test_the_dry_run_says_that_it_does_not_divide() -> None:

@@ -18,6 +18,7 @@ from planner.intake.given.request import from_flags
 from planner.intake.resolve import resolve
 from planner.predicting import estimate
 from planner.program.job import job_of
+from planner.program.step import parts_of
 from planner.searching.variants import with_flags
 from tests.jobs import resolved, typed
 
@@ -86,6 +87,48 @@ def test_transformers_has_an_fsdp2_of_its_own_beside_divided_matrices() -> None:
             scenario_of(**beside, **other)
     with pytest.raises(NotModelledError, match="no other GPUs are left"):
         scenario_of(**beside | {"gpu": "h100-sxm:2", "sharding": "fsdp"})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"tensor_parallel": 2},
+        {"context_parallel": 2},
+        {"pipeline_parallel": 2, "sharding": "fsdp-grad-op", "grad_accum": 4},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_torchtitan_keeps_its_attention_when_it_is_divided(flags: dict[str, Any]) -> None:
+    """FlexAttention is its default, so that dividing a job compares like with like."""
+    assert scenario_of(stack="torchtitan").recipe.attention == "flex"
+    assert scenario_of(stack="torchtitan", **flags).recipe.attention == "flex"
+
+
+def test_torchtitan_divides_sequences_by_flex_attention_and_before_it_by_the_ring() -> None:
+    """The newest one refuses torch's fused attention there; those without FlexAttention have the ring."""
+    flags = {"stack": "torchtitan@2025", "context_parallel": 2, "checkpoint_policy": "full"}
+    ops = {
+        op for part in parts_of(job_of(scenario_of(**flags), Coefficients())) for _, op in part.template.ops
+    }
+    assert {"all_gather of keys", "sent to the next GPU"} <= ops
+    with pytest.raises(NotModelledError, match="sdpa, which torchtitan refuses, too; flex is"):
+        scenario_of(stack="torchtitan", context_parallel=2, attention="sdpa")
+    with pytest.raises(NotModelledError, match="attention flash2; sdpa is"):
+        scenario_of(**flags, attention="flash2")
+    with pytest.raises(NotModelledError, match="no FlashAttention"):
+        scenario_of(**flags, precision="fp32")
+
+
+def test_a_selective_checkpoint_keeps_what_the_ring_returns_once() -> None:
+    """It sees one operator, whose steps run inside: output and sums of each layer."""
+
+    def made(policy: str) -> int:
+        flags = {"stack": "torchtitan@2025", "context_parallel": 4, "checkpoint_policy": policy}
+        parts = parts_of(job_of(scenario_of(**flags), Coefficients()))
+        return sum(op == "flash_attention" for part in parts for _, op in part.template.ops)
+
+    # All steps run again where nothing is kept.
+    assert made("full") == 2 * made("selective-op") > 0
 
 
 def test_a_job_is_the_part_of_one_gpu() -> None:

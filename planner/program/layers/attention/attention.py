@@ -20,16 +20,27 @@ from planner.program.layers.attention.latent import latent_heads
 from planner.program.layers.attention.ring import by_ring
 from planner.program.layers.rotary import rotated, turned_query
 from planner.program.ops.collectives import gathered, gathered_keys
-from planner.program.ops.kernels import fused_attention, split_pieces
+from planner.program.ops.kernels import flex_attention, fused_attention, split_pieces
 from planner.program.ops.operators import Operators
 from planner.program.ops.tensors import Tensor, Unit
 from planner.program.view import LayerView
 from planner.program.weights.matrices import dropout, linear
 
+
+def by_gathered_keys(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """FlexAttention over the keys of the whole sequence, which are arguments of the kernel alone.
+
+    Source: torchtitan 0.3.0 models/common/decoder_sharding.py set_gqa_inner_attention_local_map.
+    """
+    out = flex_attention(torch, view, query, *(gathered_keys(torch, view, each) for each in (key, value)))
+    return torch.contiguous(out, by_heads=False)
+
+
 _DIVIDED = {
     "features": by_exchanged_heads,
     "exchanged_heads": by_exchanged_parts,
     "gathered_heads": by_gathered_heads,
+    "tokens": by_gathered_keys,
 }
 """Attention over a sequence that GPUs divide, by how their stack does it."""
 
@@ -41,10 +52,6 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         if view.block.attention.lends_keys and torch.direction == "again":
             # The layers before refer to the dictionary of what is lent, until their own second runs end.
             torch.outputs += [key, value]
-        divided = view.recipe.parallel.context > 1
-        if divided and view.stack.model_parallel == "tokens":
-            held += [key, value]
-            key, value = (gathered_keys(torch, view, each) for each in (key, value))
         key, value = _cached(torch, view, [key, value])
         pieces = view.block.attention.pieces != "none" and not ATTENTION_FACTS[view.recipe.attention].is_flash
         if pieces:
@@ -54,7 +61,7 @@ def attention(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
             out, _variables = eager(torch, view, query, key, value)
             if view.block.sums_inside == "both":
                 torch.summed += [query, key, value, *held, *_variables]
-        elif divided and view.stack.model_parallel != "tokens":
+        elif view.recipe.parallel.context > 1:
             by_gpus = by_ring if view.in_ring else _DIVIDED[view.stack.model_parallel]
             out = by_gpus(torch, view, query, key, value)
         else:

@@ -30,7 +30,7 @@ _FORWARD, _BACKWARD = "flash_attention", "flash_attention_backward"
 def by_ring(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What the queries of this GPU's tokens read from the whole sequence, rows of all heads together."""
     value, key, query = (autocast(torch, view, each) for each in (value, key, query))
-    out, statistics = _forward(torch, view, query, key)
+    out, statistics = _kept(torch, view, query, key)
     shapes = [shape_of(each) for each in (query, key, value)]
 
     def backward(*_: object) -> list[Tensor | None]:
@@ -39,6 +39,26 @@ def by_ring(torch: Operators, view: LayerView, query: Tensor, key: Tensor, value
     out = record(torch, out, [query, key, value], [query, key, value, statistics, out], backward)
     # ``transpose(1, 2).contiguous()``: halves were joined head by head.
     return torch.contiguous(out, by_heads=False)
+
+
+def _kept(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, which a selective checkpoint sees as one operator on tensors that know of all GPUs.
+
+    Source: torch 2.13 utils/checkpoint.py _CachingTorchDispatchMode, a mode, whose turn is before DTensor's.
+    """
+    keeps = torch.keeps
+    if keeps is None or not torch.grad_enabled:
+        return _forward(torch, view, query, key)
+    made: list[Tensor] = []
+
+    def make() -> Tensor:
+        if not made:
+            torch.keeps = None
+            made.extend(_forward(torch, view, query, key))
+            torch.keeps = keeps
+        return made.pop(0)
+
+    return keeps(_FORWARD, make), keeps(_FORWARD, make)
 
 
 def _forward(torch: Operators, view: LayerView, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:

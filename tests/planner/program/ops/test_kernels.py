@@ -33,6 +33,8 @@ def view_of(
             sdpa_mask="bool",
             sdpa_kernel="any",
             copies_kv_heads="none",
+            selective_flex="unread",
+            model_code="transformers-5",
             tells_samples=lambda _: False,
         ),
         "dtypes": Dtypes("bf16", "bf16", "bf16", "bf16", "bf16", autocast=False),
@@ -72,11 +74,19 @@ def test_flash_with_shared_heads_sums_key_and_value_gradients_of_all_heads() -> 
     assert made(template, "backward") == [(backward, size, Unit.TOKENS) for size in sizes]
 
 
-@pytest.mark.parametrize(("heads", "copies"), [(4, False), (6, True)])
-def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(heads: int, copies: bool) -> None:
-    """Its output lies head by head, so that it is copied; backward has row sums and three gradients."""
+@pytest.mark.parametrize(
+    ("heads", "code", "copies"),
+    [(4, "transformers-5", False), (6, "transformers-5", True), (6, "own", False)],
+)
+def test_flex_copies_shared_heads_where_queries_are_no_power_of_two(
+    heads: int, code: str, copies: bool
+) -> None:
+    """By Transformers; torchtitan never does.  The output lies head by head, so that it is copied; backward
+    has row sums and three gradients.
+    """
     view = view_of(AttentionSpec(heads, SHARED, WIDTH, WIDTH))
     view.recipe.attention = "flex"  # type: ignore[misc]
+    view.stack.model_code = code  # type: ignore[misc, assignment]
     template, query = recorded(view), heads * WIDTH * 2
     repeated = [("clone", query, Unit.TOKENS)] * 2 if copies else []
     kernel = [("flash_attention", query, Unit.TOKENS), ("flash_attention", heads * 4, Unit.TOKENS)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from planner.domain.term import TimeTerm
 from planner.report.prediction.document import PredictionDocument
 from planner.report.prediction.subject import Subject
 from planner.report.prediction.to_json import prediction_document, to_json
+from tests.jobs import resolved
 from tests.planner.report.prediction.made import (
     lever,
     prediction,
@@ -42,6 +44,30 @@ def test_json_is_valid_by_its_own_models_and_complete() -> None:
     assert (found["saves_bytes"], found["step_time_ratio"]) == (1610612736, None)
     assert data["explanations"][0]["formula"] == "planner.units:format_gib"
     assert data["scenario"]["recipe"]["lora_rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("stated", "changed"),
+    [
+        ({"pipeline_schedule": "interleaved", "pipeline_runs": 4}, {"pipeline_runs": 8}),
+        (
+            {"pipeline_first_layers": 14, "pipeline_last_layers": 18},
+            {"pipeline_first_layers": 18, "pipeline_last_layers": 14},
+        ),
+    ],
+)
+def test_two_jobs_never_print_one_recipe(stated: dict[str, Any], changed: dict[str, Any]) -> None:
+    """Runs of layers and the layers of a pipeline's ends are in it, as they were said."""
+    base = {"model": "llama-3.1-8b", "method": "full", "stack": "megatron", "gpu": "h100-sxm:8", "seq": 4096}
+    base |= {"pipeline_parallel": 2, "grad_accum": 16}
+
+    def recipe(**flags: Any) -> dict[str, Any]:
+        made = Subject(resolved(base, **flags), prediction(), [])
+        return dict(json.loads(to_json(made))["scenario"]["recipe"])
+
+    first, second = recipe(**stated), recipe(**stated | changed)
+    assert stated.items() <= first.items()
+    assert first != second
 
 
 def test_json_has_no_nan_and_no_infinity() -> None:
