@@ -185,8 +185,7 @@ class Stack(EngineFacts):
     gated_delta: GatedDelta
     recurrent_kernels: RecurrentKernels
     solves_chunks: bool
-    """Code in torch for the gated delta rule solves a triangular system for each chunk, as from Transformers
-    5.17 on; before it went through the rows."""
+    """Code in torch for the gated delta rule solves a system for each chunk, and does not go through rows."""
     latents_by_head: bool
     """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool

@@ -16,7 +16,8 @@ from planner.program.head.loss_pieces import (
     piece_tokens,
 )
 from planner.program.job import Job
-from planner.program.ops.tensors import EVALUATED, Unit
+from planner.program.ops.tensors import Unit
+from planner.program.ops.unit_names import EVALUATED
 from planner.program.position_tables import table_rows
 from planner.units import KIB, MIB
 

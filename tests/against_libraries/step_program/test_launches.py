@@ -35,6 +35,7 @@ from measure.trace.trainer_step import run_step
 # Operators that start no kernel, though they return no view.
 NOTHING = {"empty", "empty_like", "new_empty", "new_empty_strided", "empty_strided", "_unsafe_view"}
 MICRO_STEPS = 2
+SMALL = Small()
 # Frozen layer norms: the program counts two more in backward, of 68 and 76; nobody has found which.
 BACKWARD_APART = {"gpt2": 2, "gpt_neox": 2}
 WAYS = {"full": Setup(mixed=True), "lora": Setup(rank=4, mixed=True)}
@@ -67,7 +68,7 @@ class Counting(Recorder):
 
 
 def issued(
-    name: str, setup: Setup, layers: int, small: Small = Small(), *, packages: bool = True
+    name: str, setup: Setup, layers: int, small: Small = SMALL, *, packages: bool = True
 ) -> Counter[str]:
     """Kernels of all micro-steps of a model with so many layers."""
     case, recorder = small_scenario(name, setup, layers=layers, small=small), Counting()
