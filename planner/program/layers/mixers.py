@@ -85,7 +85,9 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
             query, key = (repeat_kv(torch, each, spec.value_heads // spec.key_heads) for each in (query, key))
             spec = replace(spec, key_heads=spec.value_heads)
         if plain:
-            out = plain_delta_rule(torch, view, spec, (query, key, value), decay, beta)
+            # Gradients come head by head, and are copied for what was no copy of its own.
+            query, key = (each if repeats else torch.moved(each) for each in (query, key))
+            out = plain_delta_rule(torch, view, spec, (query, key, torch.moved(value)), decay, beta)
         else:
             out = _delta_rule(torch, spec, (query, key, value), decay, beta, copied=repeats)
         out = _gated_norm(torch, view, spec, out, gate)
