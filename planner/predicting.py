@@ -139,8 +139,7 @@ def judge(memory: MemoryPrediction, host: HostPrediction) -> tuple[Verdict, str]
     need, limit = float(memory.must_have_bytes), memory.limit_bytes
     moment = PHASE_WORDS[memory.limiting_phase]
     if need > limit:
-        failed = memory.failed
-        stops = f"; it stops at {failed.where} ({PHASE_WORDS[failed.phase]})" if failed and limit else ""
+        stops = f"; it {memory.failed.text}" if memory.failed and limit else ""
         return "does_not_fit", f"{format_gib(need - limit)} are missing at the peak ({moment}){stops}"
     short = _host_shortage(host)
     if short is not None:

@@ -24,6 +24,7 @@ from measure.dry_run.libraries import (
     cuda_kernels,
     cuda_source,
     deepspeed_kernels,
+    expert_rows,
     flash_attention,
     host_optimizers,
     inductor,
@@ -69,6 +70,7 @@ def set_up(native: Native, job: ProgramJob) -> Pretended:
     diffusers_files.install(imports, guesses)
     bitsandbytes_library.install(imports, native, guesses)
     deepspeed_kernels.install(imports, guesses)
+    expert_rows.install(imports, guesses)
     flash_attention.install(imports, guesses)
     xformers_library.install(imports, guesses)
     host_optimizers.install(imports, guesses)

@@ -50,7 +50,7 @@ def loaded(scenario: Scenario) -> Any:
     load: Any = transformers.AutoModelForCausalLM.from_pretrained
     model = load(
         MODEL_FOLDER,
-        distributed_config=_divided_matrices(scenario),
+        distributed_config=_divided_model(scenario),
         dtype=DTYPES[recipe.numerics.load_dtype],
         attn_implementation=ATTENTION_FACTS[recipe.attention].names[0],
         quantization_config=quantization_config(recipe),
@@ -70,19 +70,23 @@ def engine_settings(scenario: Scenario) -> dict[str, Any]:
     """What the Trainer is told of the engine.  DeepSpeed's file names no optimizer, as most do:
     Accelerate takes the one for the host by itself.
     """
-    if scenario.recipe.parallel.tensor > 1:
-        return {}  # the model comes divided
+    if _divided_model(scenario) is not None:
+        return {}
     settings = sharding_settings(scenario)
     for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
         settings.get("deepspeed", {}).pop(name, None)
     return settings | _divided_sequences(scenario)
 
 
-def _divided_matrices(scenario: Scenario) -> DistributedConfig | None:
-    """How Transformers divides matrices as it reads them, with FSDP2 of its own over the other GPUs."""
-    tensor = scenario.recipe.parallel.tensor
+def _divided_model(scenario: Scenario) -> DistributedConfig | None:
+    """How Transformers divides matrices or experts as it reads them, with FSDP2 of its own over the other
+    GPUs.
+    """
+    tensor, experts = scenario.recipe.parallel.tensor, scenario.recipe.parallel.experts
+    if tensor == experts == 1:
+        return None
     batches = int(scenario.hardware.world_size) // tensor
-    return DistributedConfig(tp_size=tensor, fsdp_size=batches) if tensor > 1 else None
+    return DistributedConfig(tp_size=tensor, fsdp_size=batches, ep_size=experts)
 
 
 def _divided_sequences(scenario: Scenario) -> dict[str, Any]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 from planner.allocator.blocks import Block, StreamPool
 from planner.allocator.caching_allocator import CachingAllocator
 from planner.allocator.compiled import HOST_WAITS, MOST_LAG
-from planner.allocator.settings import DEFAULT_SETTINGS
+from planner.allocator.settings import DEFAULT_SETTINGS, AllocatorSettings
 
 
 class Memory:
     """One card while a program runs; the same as :class:`planner.allocator.compiled.CompiledMemory`.
 
-    ``grows``: segments do.
+    ``max_split_bytes`` of the ``settings`` is replayed here alone: few jobs have it.
     """
 
-    def __init__(self, limit_bytes: int | None, n_slots: int, *, grows: bool = False) -> None:
-        settings = replace(DEFAULT_SETTINGS, expandable_segments=grows)
+    def __init__(
+        self, limit_bytes: int | None, n_slots: int, settings: AllocatorSettings = DEFAULT_SETTINGS
+    ) -> None:
         self._allocator = CachingAllocator(settings, limit_bytes)
         self._live: list[Block | None] = [None] * n_slots
         self._waiting: dict[StreamPool, deque[int]] = defaultdict(deque)

@@ -47,10 +47,11 @@ class SlotEvents:
     again: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        if replace(self.settings, expandable_segments=False, roundup_divisions=()) != DEFAULT_SETTINGS:
+        rest = replace(self.settings, expandable_segments=False, roundup_divisions=(), max_split_bytes=None)
+        if rest != DEFAULT_SETTINGS:
             raise NotModelledError(
-                "of the allocator's settings only expandable_segments and roundup_power2_divisions are "
-                "replayed here"
+                "of the allocator's settings only expandable_segments, roundup_power2_divisions and "
+                "max_split_size_mb are replayed here"
             )
 
     @property
@@ -109,10 +110,10 @@ class SlotReplay:
 
 
 def _memory(program: SlotEvents, limit_bytes: int | None) -> Memory | CompiledMemory:
-    grows = program.settings.expandable_segments
-    if isinstance(program.sizes, array):
-        return CompiledMemory(limit_bytes, len(program.sizes), grows=grows)
-    return Memory(limit_bytes, len(program.sizes), grows=grows)
+    settings = program.settings
+    if isinstance(program.sizes, array) and settings.max_split_bytes is None:
+        return CompiledMemory(limit_bytes, len(program.sizes), grows=settings.expandable_segments)
+    return Memory(limit_bytes, len(program.sizes), settings)
 
 
 def for_replay(program: SlotEvents) -> SlotEvents:
@@ -291,9 +292,10 @@ def _tried(program: SlotEvents, low: int) -> Callable[[int], bool]:
     """Whether ``program`` ends under a limit from ``low`` on.
 
     Where segments grow, their addresses depend on the card, so each limit is tried from the start.  So it is
-    without a compiled library, whose cards alone are copied.
+    without a compiled library, whose cards alone are copied, and which knows no largest block to split.
     """
-    if program.settings.expandable_segments or not isinstance(program.sizes, array):
+    plain = program.settings.max_split_bytes is None and not program.settings.expandable_segments
+    if not plain or not isinstance(program.sizes, array):
         return lambda limit_bytes: replay_slots(program, limit_bytes).failure is None
     return _Begun(program, low).ends_under
 

@@ -130,8 +130,8 @@ def read_request(flags: Mapping[str, object], config: str | None) -> tuple[Scena
     from planner.configs.launchers.fsdp_keys import Beside
     from planner.intake.given.config_file import overruled, read_config_file, with_flags
 
-    gpu, lone = asked_card(request)
-    beside = Beside(stack=request.get("stack") or "", gpu=gpu, lone=lone)
+    gpu, gpus = asked_card(request)
+    beside = Beside(stack=request.get("stack") or "", gpu=gpu, gpus=gpus)
     read = read_config_file(config, beside=beside)
     whole = with_flags(read, request)
     return whole, (*read.notes, *(f"{each.origin}: {each.text}" for each in overruled(read, whole)))

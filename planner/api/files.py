@@ -28,7 +28,7 @@ class CheckOptions:
 
     ``task``: what the name of a script says that its arguments are for.  ``script``: its name; ``own``: it
     is none of a tool that is known; ``words``: what stands behind it, where its text is read.  ``flags``:
-    fields of the job that flags say.  ``stack`` and ``gpu``: those that they say; ``lone``: one GPU.
+    fields of the job that flags say.  ``stack`` and ``gpu``: those that they say; ``gpus``: how many.
     ``allocator``: what a command's environment tells PyTorch's allocator.
     """
 
@@ -45,7 +45,7 @@ class CheckOptions:
     flags: frozenset[str] = frozenset()
     stack: str = ""
     gpu: str = ""
-    lone: bool = False
+    gpus: int = 0
     allocator: str = ""
 
     @property
@@ -54,13 +54,13 @@ class CheckOptions:
         deepspeed, accelerate = (Path(name) if name else None for name in (self.deepspeed, self.accelerate))
         beside = Beside(deepspeed, accelerate, task=self.task, script=self.script, own=self.own)
         said = replace(beside, words=self.words, flags=self.flags, stack=self.stack, gpu=self.gpu)
-        return replace(said, lone=self.lone, allocator=self.allocator)
+        return replace(said, gpus=self.gpus, allocator=self.allocator)
 
 
 def read_for(options: CheckOptions, given: ScenarioRequest) -> CheckOptions:
     """``options`` with the stack and the card that flags say, for which a config is read."""
-    gpu, lone = asked_card(given)
-    return replace(options, stack=given.get("stack") or "", gpu=gpu, lone=lone)
+    gpu, gpus = asked_card(given)
+    return replace(options, stack=given.get("stack") or "", gpu=gpu, gpus=gpus)
 
 
 def answer_file(

@@ -162,6 +162,8 @@ def resolve_gpu_id(name: str) -> str:
             f"gpu is one kind of card, but '{show(name)}' has a comma; plan search compares several: "
             "plan search --gpu 4090,l40s"
         )
+    if name.lower() in ("any", "all"):
+        raise UsageError(f"gpu is one kind of card, not '{name}'; plan search --gpu any compares cards")
     size = size_in(name)
     listed = f"plan gpus {size} lists the cards of that size" if size else "plan gpus lists them"
     hint = f"{listed}; or give a card's memory alone: --gpu-memory {size or '8GB'}"

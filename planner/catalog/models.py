@@ -24,7 +24,7 @@ from planner.catalog.quantization_config import stored_said, with_stored
 from planner.catalog.stored_checkpoints import STORED_FILE, StoredEntry, assumed_entry, stored_entry
 from planner.domain.model import ModelSpec
 from planner.domain.stored import StoredWeights
-from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError
+from planner.errors import InputFileError, NotModelledError, UnknownNameError, UsageError, show
 from planner.files.checking import validate
 from planner.files.structured import read_toml
 
@@ -129,6 +129,11 @@ def model_entry(name: str) -> ModelEntry:
     return _read_entry(entry_id)
 
 
+_WAYS = "by a catalog name, a Hub id or the path of a config.json"
+# The address of a page, whose end is a Hub id.
+_HUB_ADDRESS = re.compile(r"^https?://(www\.)?(huggingface\.co|hf\.co)/")
+
+
 def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedModel:
     """The model that ``name`` stands for; ``reader`` describes one that the catalog does not have.
 
@@ -154,7 +159,9 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
             "the model has no name: give a catalog name, a size such as 7b, a Hub id or the path of "
             "a config.json"
         )
+    name = _HUB_ADDRESS.sub("", name)
     path = _as_path(name)
+    _refuse_no_model(name)
     if path is not None:
         return _from_file(path, reader)
     index = _index()
@@ -180,6 +187,18 @@ def load_model(name: str, reader: ConfigReader = model_from_config) -> ResolvedM
     if sentence := refusal_of(name, index):
         raise NotModelledError(sentence)
     raise _unknown(name, index, sizes)
+
+
+def _refuse_no_model(name: str) -> None:
+    """Files that people have instead of a model's own."""
+    if name.lower().endswith(".gguf"):
+        raise UsageError(f"'{show(name)}': GGUF is not read: give the model that it was made of, {_WAYS}")
+    try:
+        adapters = Path(name, "adapter_config.json").is_file() and not Path(name, "config.json").exists()
+    except (OSError, ValueError):
+        return
+    if adapters:
+        raise InputFileError(name, f"a folder of adapters: give their base model, {_WAYS}")
 
 
 def entry_named_in(hub_id: str) -> ModelEntry | None:

@@ -67,6 +67,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "flash_generation": (1, 4),
     "offloaded_inputs_kept": (0, 100),
     "roundup_divisions": (0, 64),
+    "max_split_mib": (0, 1_000_000),
 }
 
 

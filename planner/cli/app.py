@@ -96,7 +96,7 @@ app.command("check", cls=CommandUnderHeadings, short_help="Will the jobs of conf
 
 def _search(**given: Any) -> Outcome:
     """Find the best recipes under constraints.  Each flag is one, commas give choices, and what is
-    not given is varied.
+    not given is varied.  --gpu any, any:8 and --stack any try the common ones.
 
     Example: plan search --model 8b --gpu 4090 --seq 2048
 
@@ -209,7 +209,8 @@ def schema_command(
         str,
         typer.Argument(
             metavar="DOCUMENT",
-            help="prediction, bounds, check, error, record, search, trace or validate",
+            help="prediction, bounds, check, error, record, search, trace, validate, beside "
+            "(plan --trace), models, gpus, stacks or rules",
             show_default=False,
         ),
     ] = "prediction",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import GenericAlias
+from typing import Any, Literal
 
 from planner.cli.outcome import Outcome, human_text, json_text
 from planner.report.render.layout import Column, Grid, Note, Row, Section
@@ -20,6 +21,18 @@ def listing(
 
         return Outcome(to_markdown(sections))
     return Outcome(human_text(sections))
+
+
+def list_schema(kind: str, **entries: Any) -> dict[str, Any]:
+    """JSON Schema of the document ``planner/<kind>@1``, by what each of its lists holds."""
+    from pydantic import Field, create_model
+
+    from planner.documents import DocumentPart, document_schema
+
+    schema_id = f"planner/{kind}@1"
+    lists: dict[str, Any] = {name: (GenericAlias(list, entry), ...) for name, entry in entries.items()}
+    mark: Any = (Literal[schema_id], Field(default=schema_id, alias="schema"))
+    return document_schema(create_model(kind, __base__=DocumentPart, schema_=mark, **lists))
 
 
 def table(title: str, columns: Sequence[Column], rows: Sequence[tuple[str, ...]], note: str = "") -> Section:

@@ -20,7 +20,7 @@ from planner.errors import UnknownArchitectureError
 from planner.report.prediction.subject import Subject, exit_code_of
 from planner.report.prediction.to_json import prediction_document
 from planner.report.trace.alone import alone_sections
-from planner.report.trace.comparison import OtherVersion, beside_document, beside_sections, put_beside
+from planner.report.trace.comparison import OtherVersion, beside_sections, put_beside
 from planner.report.trace.requests import difference_of
 from planner.report.trace.updates import updates_of
 
@@ -59,8 +59,9 @@ def answer_beside(subject: Subject, answer: TraceAnswer, output_format: str) -> 
     beside = put_beside(prediction, traced, difference, versions, updates)
     code = exit_code_of(prediction)
     if output_format == "json":
-        whole = prediction_document(subject).model_dump(by_alias=True)
-        return Outcome(json_text(beside_document(beside, whole, traced)), code)
+        from planner.report.trace.document import beside_json
+
+        return Outcome(beside_json(beside, prediction_document(subject), traced), code)
     return drawn(beside_sections(beside), output_format, code)
 
 

@@ -13,13 +13,13 @@ from planner.catalog.gpus import load_gpu
 from planner.catalog.stacks import at_versions, load_stack
 from planner.configs.launchers import accelerate, deepspeed_json
 from planner.configs.launchers.fsdp_keys import Beside, found_file, remark_on_twice
-from planner.configs.launchers.launch import with_commented_launch_file, with_launch_file
+from planner.configs.launchers.launch import processes_of, with_commented_launch_file, with_launch_file
 from planner.configs.programs.arguments import TRAINER, TRL, UNSLOTH, NotSaidError, read_program
 from planner.configs.programs.pins import Pins, pins_of
 from planner.configs.programs.python_calls import Card
 from planner.configs.programs.source import SUFFIXES
 from planner.configs.said_by_file import Reading
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
+from planner.configs.shared.allocator_variable import say_set
 from planner.configs.shared.keys import BY_FLAG, Keys, is_left_open
 from planner.configs.shared.own_scripts import other_task
 from planner.configs.tools import (
@@ -171,6 +171,7 @@ TOOLS: dict[str, Tool] = {tool.name: tool for tool in (*_TRAINING, *_REST)}
 TOOL_NAMES = ("plan", *TOOLS)
 # ``--accelerate none``: no launch file, and none is looked for.
 _NO_FILE = Path("none")
+_OF_RUN = "epochs"
 _DIVIDED = ("tensor_parallel", "context_parallel")
 # They call set_z3_leaf_modules: zero3_leaves in data/packages has the places.
 _NAME_LEAVES = ("axolotl", "llama-factory", "ms-swift")
@@ -226,7 +227,7 @@ def read_config(path: Path, tool: str | None = None, beside: Beside | None = Non
 def _read_program(path: Path, tool: str | None, beside: Beside) -> Reading:
     """What the text of a program says; raises as :func:`read_config`."""
     try:
-        card = Card(*_card(beside.gpu), lone=beside.lone and beside.words is None)
+        card = Card(*_card(beside.gpu), processes=processes_of(beside))
         program = read_program(path, card, beside.words, beside.allocator)
     except NotSaidError:
         raise
@@ -285,12 +286,13 @@ def _card(gpu: str) -> tuple[tuple[int, ...] | None, int | None]:
 
 def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None) -> Reading:
     """What a file says to ``chosen``; raises as :func:`read_config`."""
-    path, document = document.path, _without_open(document, beside.flags)
+    path, (document, of_run) = document.path, _without_open(document, beside.flags)
     without = without_template(document) if chosen.name == "llama-factory" else document
     keys, reading = Keys.of(without), Reading(path, chosen.title, tool_name=chosen.name)
     if without is not document:
         written = show(str(document.table["template"]))
         reading.remark(f"{path}:template", f"{written} is not set here: counted as one for text")
+    _remark_on_open(of_run, reading)
     remark_on_twice(document, reading)
     if document.twice and chosen.name == "llama-factory":
         # hparams/parser.py read_args: OmegaConf.load since then, yaml.safe_load in 0.9.3.
@@ -312,7 +314,7 @@ def _read_by(chosen: Tool, document: Document, beside: Beside, tool: str | None)
         raise
     _refuse_leaves(chosen, reading)
     say_one_process(reading)
-    say_allocator(beside.allocator, f"{path}: {ALLOCATOR_VARIABLES[0]}", reading)
+    _read_allocator(chosen, reading, beside)
     if chosen.name == "accelerate" and not reading.said.keys().isdisjoint(_DIVIDED):
         # The stack that is assumed for such flags has models of its own.
         reading.default("stack", hf_trainer.STACK, f"{chosen.title} launches programs on Transformers")
@@ -332,13 +334,39 @@ def _read_as(stack: str, refusal: str, read: Callable[[Beside], Reading], beside
     return reading
 
 
-def _without_open(document: Document, flags: frozenset[str]) -> Document:
-    """``document`` without what it leaves to be filled in and a flag says."""
+def _read_allocator(chosen: Tool, reading: Reading, beside: Beside) -> None:
+    """Enter what the environment tells PyTorch's allocator.
+
+    llamafactory-cli replaces it for torchrun, which it starts on several GPUs (llamafactory 0.9.3 cli.py,
+    0.9.5 launcher.py); Axolotl sets it where nobody does (axolotl 0.8.0 and 0.19.0 utils/__init__.py).
+    """
+    by_cli = chosen.name.startswith("llama-factory") and not beside.script.endswith(".py")
+    starts = by_cli and beside.allocator and beside.gpus != 1
+    if starts and load_stack(str(reading.value("stack"))).expandable_segments != "off":
+        where = f"{reading.path}: {beside.allocator.partition('=')[0]}"
+        reading.remark(where, "replaced by expandable_segments:True, where torchrun is started")
+    else:
+        say_set(beside.allocator, str(reading.path), reading, alone=chosen.name == "axolotl")
+
+
+def _without_open(document: Document, flags: frozenset[str]) -> tuple[Document, str]:
+    """``document`` without what it leaves to be filled in and a flag says, or no step depends on: how often
+    the run goes over the data; and the key of that where no flag says it.
+    """
     open_ = {
-        name for name, value in document.table.items() if BY_FLAG.get(name) in flags and is_left_open(value)
+        name: BY_FLAG[name]
+        for name, value in document.table.items()
+        if BY_FLAG.get(name) in {*flags, _OF_RUN} and is_left_open(value)
     }
     left = {name: value for name, value in document.table.items() if name not in open_}
-    return replace(document, table=left) if open_ else document
+    run = next((name for name, flag in open_.items() if flag == _OF_RUN and _OF_RUN not in flags), "")
+    return (replace(document, table=left) if open_ else document), run
+
+
+def _remark_on_open(key: str, reading: Reading) -> None:
+    """Say that the run goes over the data as often as by default, where it is left open by a ``key``."""
+    if key:
+        reading.remark(f"{reading.path}:{key}", "is left open, and the default counted: say --epochs")
 
 
 def _refuse_leaves(chosen: Tool, reading: Reading) -> None:

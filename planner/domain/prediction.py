@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.domain.recipes.recipe import Number
-from planner.domain.term import HostTerm, Phase, Term, TimeTerm
+from planner.domain.term import PHASE_WORDS, HostTerm, Phase, Term, TimeTerm
 from planner.domain.uncertainty.interval import Interval, SpreadOf
+from planner.units import format_bytes
 
 MemoryLevel = Literal["allocated", "reserved", "driver"]
 Verdict = Literal["fits", "does_not_fit", "uncertain", "host_memory_short", "no_verdict"]
@@ -54,6 +55,16 @@ class FailedRequest:
         """Part of the model and module; a part that only repeats the phase is left out."""
         part = "" if self.module and self.part in _PARTS_LIKE_PHASES else self.part
         return ", ".join(name for name in (part, self.module) if name)
+
+    @property
+    def text(self) -> str:
+        """``stops at layer 16, down_proj (forward): 86.0 MiB asked, 76.0 MiB free``."""
+        at = "" if self.where in _PARTS_LIKE_PHASES else f" at {self.where}"
+        phase = PHASE_WORDS[self.phase].removesuffix(", 1st micro-batch")
+        asked, free = format_bytes(self.n_bytes), format_bytes(self.unreserved_bytes)
+        # A small request takes a segment of 2 or 20 MiB from the driver.
+        more = ", too little for the segment it needs" if self.unreserved_bytes >= self.n_bytes else ""
+        return f"stops{at} ({phase}): {asked} asked, {free} free{more}"
 
 
 @dataclass(frozen=True, slots=True)

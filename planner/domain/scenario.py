@@ -114,10 +114,11 @@ class Scenario:
     @property
     def allocator_settings(self) -> str:
         """What the stack sets of torch's allocator in this job, as in ``PYTORCH_CUDA_ALLOC_CONF``."""
-        divisions = self.stack.roundup_divisions
+        divisions, most = self.stack.roundup_divisions, self.stack.max_split_mib
         said = (
             ("expandable_segments:True", self.segments_grow),
             (f"roundup_power2_divisions:{divisions}", divisions),
+            (f"max_split_size_mb:{most}", most),
         )
         return ",".join(text for text, is_set in said if is_set)
 

@@ -382,6 +382,8 @@ class Stack(EngineFacts):
     where it starts several processes; ``torchrun``: and under DeepSpeed; ``one_node``: within one node."""
     roundup_divisions: int
     """Parts of the allocator's ``roundup_power2_divisions``, to which sizes are rounded; 0: it is not set."""
+    max_split_mib: int
+    """The allocator's ``max_split_size_mb``: larger blocks are not split; 0: it is not set."""
 
     # Where all this is from
     versions: tuple[tuple[str, str], ...]

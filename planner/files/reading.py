@@ -136,6 +136,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _refuse_irregular(path: Path, found: os.stat_result) -> None:
     if stat.S_ISDIR(found.st_mode):
+        if (path / "config.json").is_file():
+            raise InputFileError(path, f"the folder of a model: give it as --model {show(str(path))}")
         raise InputFileError(path, "a folder, not a regular file: name its files, such as FOLDER/*.yaml")
     if not stat.S_ISREG(found.st_mode):
         raise InputFileError(path, "not a regular file")

@@ -88,10 +88,14 @@ def _of_experts(scenario: Scenario) -> Iterator[str]:
     mixtures = [group.block.mlp for group in model.groups if group.block.mlp.n_experts]
     if not mixtures or any(mlp.n_experts % parallel.experts for mlp in mixtures):
         yield f"for '{model.id}', whose experts do not divide by {parallel.experts}"
-    elif scenario.hardware.world_size // parallel.pipeline % gpus:
-        yield f"where {gpus} GPUs do not divide the group that has the same layers"
     elif parallel.expert_tensor not in (1, parallel.tensor):
-        yield f"with expert_tensor_parallel {parallel.expert_tensor}; 1 and tensor_parallel are"
+        taken = "" if parallel.tensor == 1 else f", and {parallel.tensor} as --tensor-parallel"
+        yield f"with --expert-tensor-parallel {parallel.expert_tensor}; 1 is{taken}"
+    elif (same := scenario.hardware.world_size // parallel.pipeline) % gpus:
+        yield (
+            f"where {same} GPUs share layers, which do not divide by the {gpus} of --expert-parallel times "
+            "--expert-tensor-parallel: lower one"
+        )
     elif any(mlp.width % parallel.expert_tensor for mlp in mixtures):
         yield f"for '{model.id}': features of its experts do not divide by {parallel.expert_tensor}"
     elif parallel.expert_tensor > 1 and scenario.recipe.adapter is not None:
@@ -179,8 +183,9 @@ def with_layers(ledger: Ledger, stack: Stack, parallel: Parallel, n_layers: int)
     uneven = left % (groups * parallel.chunks) if groups else left
     if left < 0 or uneven or any(each % parallel.chunks for each in ends):
         raise UnreadCombinationError(
-            f"Megatron divides layers evenly, and {left} layers of {n_layers} do not divide into "
-            f"{max(groups, 0) * parallel.chunks} runs: say pipeline_first_layers, pipeline_last_layers"
+            f"Megatron divides layers evenly, and {left} do not divide into "
+            f"{max(groups, 0) * parallel.chunks} runs: say how many the first or the last group has, with "
+            "--pipeline-first-layers or --pipeline-last-layers"
         )
     each = left // groups if groups else 0
     first, last = (each if count is None else count for count in said)

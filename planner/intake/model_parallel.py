@@ -301,7 +301,7 @@ def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
     taken = ("sdpa",) if ring else ("flash2", "sdpa") if _by_deepspeed(scenario) else ("flash2",)
     pieces = 2 * pieces if ring else pieces
     if recipe.task != "sft":
-        yield f"for task {recipe.task}"
+        yield f"for task {recipe.task}; sft is"
     if recipe.attention not in taken:
         yield f"with attention {recipe.attention}, which it refuses, too; {' or '.join(taken)} is"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
@@ -316,15 +316,15 @@ def _of_divided_sequence(scenario: Scenario) -> Iterator[str]:
 def _of_divided_model(scenario: Scenario) -> Iterator[str]:
     recipe = scenario.recipe
     if recipe.numerics.quantization != "none":
-        yield f"over a base in {recipe.numerics.quantization}"
+        yield f"over a base in {recipe.numerics.quantization}; one in 16 bits is"
     if recipe.has_own_loss:
-        yield f"for task {recipe.task}"
+        yield f"for task {recipe.task}; sft and pretrain are"
     if recipe.offloads_something:
-        yield f"with offload {recipe.offload}"
+        yield f"with offload {recipe.offload}; none is"
     if recipe.optimizer not in _OPTIMIZERS:
         yield f"with optimizer {recipe.optimizer}; {' and '.join(_OPTIMIZERS)} are"
     if recipe.method == "lora":
-        yield "with adapters"
+        yield "with adapters; --method full is"
     if recipe.train_layers:
         yield "where only a part of the model is trained"
     if recipe.batch.is_padded or recipe.batch.lengths is not None:
@@ -415,7 +415,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif stack.model_parallel == "features":
         yield from _of_divided_matrices(scenario)
         if recipe.loss != "hf":
-            yield f"with loss {recipe.loss}"
+            yield f"with loss {recipe.loss}: say --loss hf"
     elif (
         stack.model_parallel != "gathered_heads"
         and recipe.parallel.pipeline == 1

@@ -22,6 +22,7 @@ from planner.domain.recipes.sample_lengths import SampleLengths
 from planner.domain.scenario import EVAL_BATCH, Assumption, RunPlan, Scenario
 from planner.domain.stack import Stack
 from planner.errors import NotModelledError, UsageError, as_one, show
+from planner.intake.expert_parallel import MIXTURES
 from planner.intake.fill_hardware import resolve_hardware
 from planner.intake.fill_recipe import resolve_recipe
 from planner.intake.fill_rollout import with_reward, with_teacher
@@ -52,7 +53,7 @@ PARALLEL_STACK = "torchtitan"
 nor sequences without ZeRO.
 """
 EXPERT_STACK = "torchtitan@2025"
-"""Where no stack is given beside experts that GPUs divide: the one whose exchange of tokens was read."""
+"""Where no stack is given beside experts that GPUs divide, if it has the model; else Transformers divides."""
 
 
 def resolve(
@@ -238,7 +239,7 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
     if trains_tokens and _needs_parallel_stack(ledger.request, parallel, hardware):
         default = PARALLEL_STACK
     if (ledger.request.get("expert_parallel") or 1) > 1:
-        default = EXPERT_STACK
+        default = EXPERT_STACK if model.architecture in MIXTURES else DEFAULT_STACK
     stack = resolve_versions(ledger, load_stack(ledger.choose("stack", default, "assumed")))
     if ledger.is_given("stack"):
         ledger.enter("stack", stack.id, ledger.request.values["stack"].origin, stack.title)

@@ -131,13 +131,13 @@ def with_score(model: ModelSpec, labels: int = 1, *, bias: bool = False) -> Mode
 def stack_for(stack: Stack, recipe: Recipe, model: ModelSpec) -> Stack:
     """The stack that trains ``model`` so: Axolotl turns its own kernels for adapters on for language
     modelling alone, and tells a kernel where packed samples begin only if that kernel takes the heads;
-    Transformers keeps experts in fp8, too.  Beside divided matrices it has an FSDP2 of its own.
+    Transformers keeps experts in fp8, too.  Beside divided matrices or experts it has an FSDP2 of its own.
 
     Source: axolotl 0.19.0 utils/schemas/config.py check_auto_enable_lora_kernels (not where ``rl`` is set),
     loaders/patch_manager.py _apply_sdpa_varlen_patch; transformers 5.23 integrations/finegrained_fp8.py
     replace_with_fp8_linear, distributed/fsdp.py apply_fully_sharded_data_parallelism.
     """
-    divides_all = recipe.parallel.tensor > 1 and recipe.sharding.dtensors
+    divides_all = max(recipe.parallel.tensor, recipe.parallel.experts) > 1 and recipe.sharding.dtensors
     if stack.fsdp2_casts == "undivided" and divides_all:
         stack = replace(stack, fsdp_loads="shards", fsdp2_widens=False, fsdp2_casts="never")
     if stack.packed_mask == "varlen" and not _takes_samples(recipe, model):

@@ -72,6 +72,11 @@ class Weight:
         return self.count * ELEMENT_BYTES[self.dtype]
 
     @property
+    def stacked(self) -> bool:
+        """Whether it has those of all experts, and not one that is named alike."""
+        return len(self.shape) > (2 if self.kind == "matrix" else 1)
+
+    @property
     def matrices(self) -> Matrices:
         """A matrix, or those of all experts."""
         (_, rows), (_, columns) = self.shape[-2:]

@@ -249,8 +249,9 @@ def find_calibration(name: str, shipped: Path) -> Calibration:
     own = personal_names()
     known = [*own, *_names(shipped)]
     if name not in known:
-        names = (*dict.fromkeys(known), NO_CALIBRATION)
-        raise UnknownNameError("calibration", name[:60], names, hint=f"allowed: {', '.join(names)}")
+        # ``none`` is no name that one may have meant: "nearest: none" says that nothing is near.
+        names = ", ".join((*dict.fromkeys(known), NO_CALIBRATION))
+        raise UnknownNameError("calibration", name[:60], known, hint=f"allowed: {names}")
     return read_calibration((personal_dir() if name in own else shipped) / f"{name}.json")
 
 

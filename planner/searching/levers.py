@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.domain.prediction import Prediction, Verdict
+from planner.domain.recipes.sharding import sharding_named
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import Calibration
 from planner.domain.uncertainty.coefficients import Coefficients
@@ -70,6 +71,7 @@ _BAD_ADVICE = frozenset(
 # Of adapters they save too little to be what another change lacks.
 _OF_STATES = ("optimizer", "rank")
 _OF_PLACE = ("gpu", "gpu-memory", "nodes", "stack")
+_OF_SHARDING = frozenset({"sharding", "precision", "quant-storage", "optimizer"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,13 @@ class Lever:
     def flags_text(self) -> str:
         """``--batch 2 --gradient-checkpointing``; a flag to leave out is ``without --modules-to-save``."""
         return flags_text(self.flags)
+
+    @property
+    def only_divides_weights(self) -> bool:
+        """Whether it divides the weights over the same GPUs, and changes what that takes alone."""
+        sharding = self.flags.get("sharding")
+        divides = isinstance(sharding, str) and sharding_named(sharding).divides_weights
+        return divides and self.flags.keys() <= _OF_SHARDING
 
     @property
     def hardware_text(self) -> str:
@@ -250,11 +259,11 @@ def levers(
     alone: bool = False,
     kinds: tuple[LeverKind, ...] = KINDS,
 ) -> tuple[Lever, ...]:
-    """Changes that save GPU memory, or host RAM where that is short: free ones, then those that cost time,
-    money or host RAM, last those that change the training.
+    """Changes that save GPU memory, or host RAM where that is short: of settings free ones, then those that
+    cost time, money or host RAM; then other software, then other cards, last what changes the training.
 
     In each kind what makes the job fit comes first; of changes that cost time, money or host RAM the one that
-    slows a step least, on the same cards before others.  Else the largest saver is first.
+    slows a step least.  Else the largest saver is first.
     Where no single change is enough that costs nothing or time, several are tried together, the cheap first;
     and a cheaper method with as much on top as it takes.  Other cards come where the job surely does not fit.
     ``alone``: single changes on the same cards, replayed near the limit.  ``kinds``: what is estimated.
@@ -405,10 +414,13 @@ def _downhill(
 
 
 def _cheaper_methods(judge: _Judge, singles: list[_Trial]) -> list[_Trial]:
-    """A cheaper method with as much on top as it takes; a 4-bit base may come divided to the GPUs."""
+    """A cheaper method with as much on top as it takes, other software last; a 4-bit base may come divided
+    to the GPUs.
+    """
     methods = [trial for trial in singles if trial.move.topic == "method"]
     on_host = [_joined(trial.move, move) for trial in methods for move in loaded_on_host(trial.after)]
-    return [trial for trial in _downhill(judge, [*methods, *judge.tries(on_host)]) if trial not in methods]
+    found = _downhill(judge, [*methods, *judge.tries(on_host)], with_stacks=True)
+    return [trial for trial in found if trial not in methods]
 
 
 def _better(judge: _Judge, best: _Trial, others: Iterable[Move]) -> _Trial | None:
@@ -473,15 +485,16 @@ def _ordered(found: list[Lever], verdict: Verdict) -> tuple[Lever, ...]:
     return tuple(sorted(found, key=lambda lever: (*order(lever), -lever.saves_of(verdict))))
 
 
-def _order(lever: Lever) -> tuple[int, bool]:
-    return KINDS.index(lever.kind), not lever.fits
+def _order(lever: Lever) -> tuple[bool, int, int, bool]:
+    """Settings first, then other software, then other cards; what changes the training comes last."""
+    place = 2 if lever.hardware_text else 1 if "stack" in lever.flags else 0
+    return lever.kind == "training", place, KINDS.index(lever.kind), not lever.fits
 
 
-def _rescue(lever: Lever) -> tuple[int, bool, bool, float]:
+def _rescue(lever: Lever) -> tuple[bool, int, int, bool, float]:
     """What is enough is not better where it saves more.
     A step of half the length is no better for being faster.
     """
-    other_cards = bool(lever.hardware_text)
-    compared = lever.fits and lever.kind in ("time", "money") and not other_cards
+    compared = lever.fits and lever.kind in ("time", "money") and not lever.hardware_text
     slower = round(lever.step_time_ratio or 0.0, 2) if compared else 0.0
-    return KINDS.index(lever.kind), not lever.fits, other_cards, slower
+    return *_order(lever), slower

@@ -34,7 +34,7 @@ _LONG_TOKENS = 16_384
 # Cards of one size differ by a few per cent in what they make visible; that is not more memory.
 _LARGER = 1.1
 # Cards that are commonly bought or rented, of every size.
-_COMMON_CARDS = words(
+COMMON_CARDS = words(
     """
     rtx3060-12g rtx4060ti-16g rtx3090 rtx4090 rtx5090 rtx-a6000 rtx6000-ada l40s a100-40-sxm a100-80-sxm
     h100-sxm rtxpro6000-bw h200-sxm b200
@@ -113,7 +113,7 @@ def larger_cards(scenario: Scenario, need_bytes: float) -> tuple[Move, ...]:
     wanted = max(
         need_bytes + scenario.hardware.gpu_reserved_bytes, _LARGER * (current.visible_memory_bytes or 0)
     )
-    cards = [card for card in map(load_gpu, _COMMON_CARDS) if (card.visible_memory_bytes or 0) >= wanted]
+    cards = [card for card in map(load_gpu, COMMON_CARDS) if (card.visible_memory_bytes or 0) >= wanted]
     by_size: dict[int, GpuSpec] = {}
     for card in sorted(cards, key=lambda each: _card_order(each, current)):
         by_size.setdefault(card.marketing_memory_bytes or 0, card)

@@ -9,13 +9,11 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from planner.calibration.score.points import Point
-from tests.accuracy.tables import PublishedTable, scale_and_unit
+from tests.accuracy.tables import scale_and_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_PREDICTED = "#33567a"
-_MEASURED = "#c2703d"
 # One colour and mark for each document, readable without colour, too.
 _STYLES = (
     ("#33567a", "o"),
@@ -26,34 +24,6 @@ _STYLES = (
     ("#4f9d94", "P"),
 )
 _FACTORS = (1.0, 1.25, 0.8)
-
-
-def draw_table(axes: Axes, table: PublishedTable) -> None:
-    """One table: each row's prediction with its interval, and what was measured, in the order of the rows."""
-    scale, unit = scale_and_unit(table.quantity)
-    places = range(len(table.points))
-    predicted = [point.predicted / scale for point in table.points]
-    axes.errorbar(
-        places,
-        predicted,
-        _reach(table.points, scale),
-        fmt="o",
-        color=_PREDICTED,
-        ms=4,
-        lw=1,
-        label="predicted",
-    )
-    axes.plot(
-        places, [point.measured / scale for point in table.points], "x", color=_MEASURED, label="measured"
-    )
-    axes.set_xticks(
-        places, [point.record_id.partition("-")[2] for point in table.points], rotation=90, fontsize=6
-    )
-    axes.set_ylabel(unit)
-    axes.set_title(f"{table.source}, {table.name}: {table.quantity}", fontsize=9)
-    if max(point.measured for point in table.points) > 10 * min(point.measured for point in table.points):
-        axes.set_yscale("log")
-    axes.legend(fontsize=7)
 
 
 def draw_scatter(axes: Axes, points: Sequence[Point], title: str, unit: str) -> None:
@@ -95,15 +65,3 @@ def _by_source(points: Sequence[Point]) -> Mapping[str, Sequence[Point]]:
     for point in points:
         found.setdefault(point.source, []).append(point)
     return found
-
-
-def _reach(points: Sequence[Point], scale: float) -> Sequence[Sequence[float]]:
-    """How far each interval goes below and above its prediction; 0 where there is none."""
-    intervals = [(point.predicted, point.interval) for point in points]
-    below = [
-        0.0 if interval is None else max(0.0, value - interval.low) / scale for value, interval in intervals
-    ]
-    above = [
-        0.0 if interval is None else max(0.0, interval.high - value) / scale for value, interval in intervals
-    ]
-    return below, above

@@ -1,4 +1,4 @@
-"""Published tables as points: names of tables, intervals carried over to what was printed, coverage."""
+"""Published rows as points: intervals carried over to what was printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.records.calibration_file import read_calibration
 from planner.units import GIB
 from tests.accuracy.drawn import stored_drawn
 from tests.accuracy.published import core_validation, published_dir
-from tests.accuracy.tables import coverage_by_group, published_tables, scale_and_unit, token_rate_points
+from tests.accuracy.tables import scale_and_unit, token_rate_points
 from tests.extras import import_or_skip
 
 
@@ -26,24 +26,10 @@ def calibrated() -> Validation:
     return validate(read_records([published_dir() / "00*.csv"]), calibration)
 
 
-def test_a_row_is_in_each_table_that_its_locator_names() -> None:
-    """A row of two tables is drawn in both; columns of one table do not make tables of their own."""
-    tables = published_tables(core_validation().rows, "memory")
-    found = {(table.source[:3], table.name): [point.record_id for point in table.points] for table in tables}
-    assert "001-t1-r01" in found["001", "table 1"]
-    assert "001-t1-r01" in found["001", "document 000 table 1"]
-    assert [name for source, name in found if source == "002"] == ["table 1"]
-    assert len(found["002", "table 1"]) == 81
-    assert len({point for points in found.values() for point in points}) == len(
-        points_of(core_validation().rows, "memory")
-    )
-
-
 def test_without_a_calibration_there_is_no_interval() -> None:
-    """Plain coefficients give points without intervals, which count nowhere in the coverage."""
+    """Plain coefficients give points without intervals."""
     points = points_of(core_validation().rows, "memory")
     assert {point.interval for point in points} == {None}
-    assert coverage_by_group(points) == {}
 
 
 def test_the_interval_of_a_total_is_that_of_one_gpu_times_their_number(calibrated: Validation) -> None:
@@ -77,13 +63,13 @@ def test_the_interval_of_a_rate_is_that_of_the_step_upside_down(calibrated: Vali
     )
 
 
-def test_coverage_counts_both_ends_as_inside() -> None:
+def test_both_ends_count_as_inside() -> None:
     """A measurement on the edge of its interval is inside, one beyond it is not."""
     points = [
         Point(str(value), "s", "g", "step_time_s", value, 2.0, Interval(1.0, 3.0))
         for value in (1.0, 3.0, 3.1)
     ]
-    assert coverage_by_group(points) == {"g": (2, 3)}
+    assert [point.is_inside for point in points] == [True, True, False]
 
 
 @pytest.mark.parametrize(

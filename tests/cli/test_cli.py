@@ -23,6 +23,7 @@ from planner.catalog.models import model_ids
 from planner.catalog.stacks import stack_ids
 from planner.cli.app import app
 from planner.cli.commands import predict as predict_module
+from planner.cli.commands.schema import DOCUMENTS
 from planner.cli.main import main
 from planner.intake.given.fields import headings
 from planner.intake.given.flags import request_fields
@@ -549,6 +550,8 @@ def test_without_a_calibration_there_is_a_point_estimate(capsys: Captured) -> No
     ("words", "way_out"),
     [
         ([*JOB, "--calibration", "qqq"], "(allowed: default, "),
+        ([*JOB, "--calibration", "nope"], "'nope' (allowed: default, none)"),
+        ([*JOB, "--gpu", "all"], "plan search --gpu any"),
         ([*JOB, "--stack", "qqq"], "(plan stacks lists them)"),
         ([*JOB, "--model", "nope"], "(no known name is near it: give a Hub id (owner/name) or the path of a"),
         ([*JOB, "--switches", "qqq=true"], "(plan stacks --json has them)"),
@@ -673,15 +676,28 @@ def test_lists_fit_into_100_columns_and_have_a_markdown_form(capsys: Captured, c
     assert "\n| " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("document", ["prediction", "record", "search"])
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_schema_prints_a_json_schema(capsys: Captured, document: str) -> None:
     """Each schema names itself and its properties; without a name it is that of a prediction."""
     assert main(["schema", document]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert schema["$id"] == f"planner/{document}@1"
+    tool = "measure" if document == "trace" else "planner"
+    assert schema["$id"] == f"{tool}/{document}@{2 if document == 'validate' else 1}"
     assert schema["properties"]
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["$id"] == "planner/prediction@1"
+
+
+@pytest.mark.parametrize("command", ["models", "gpus", "stacks", "rules"])
+def test_a_list_is_what_its_schema_says(capsys: Captured, command: str) -> None:
+    """The fields of a list's entries are those of the schema, under the same id."""
+    assert main([command, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    main(["schema", command])
+    schema = json.loads(capsys.readouterr().out)
+    assert (document["schema"], list(document)) == (schema["$id"], list(schema["properties"]))
+    entry = schema["properties"][command]["items"]["$ref"].rpartition("/")[2]
+    assert list(document[command][0]) == list(schema["$defs"][entry]["properties"])
 
 
 def test_an_unknown_schema_names_the_known_ones(capsys: Captured) -> None:

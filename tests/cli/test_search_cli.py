@@ -22,6 +22,7 @@ from planner.intake.given.fields import REQUEST_FIELDS
 from planner.predicting import estimate_calibrated
 from planner.records.calibration_file import DEFAULT_CALIBRATION, find_calibration, personal_dir
 from planner.report.search.document import SearchDocument
+from planner.searching.places import COMMON_CARDS
 from planner.searching.recipes.space import MICRO_BATCHES
 from tests.files import written
 from tests.jobs import resolved
@@ -581,6 +582,17 @@ def test_any_stack_asks_for_the_common_ones(capsys: Captured) -> None:
     }
     speeds = [group["recipes"][0]["samples_per_s"] for group in groups]
     assert speeds[0] == max(speeds)
+
+
+def test_any_card_asks_for_the_common_ones(capsys: Captured) -> None:
+    """``--gpu any`` lists each common card on which the job fits; ``any:2`` two of each."""
+    flags = "--model 1b --method qlora --seq 512 --batch 1 --loss hf --attention sdpa"
+    (group,) = answer_to(capsys, f"{flags} --gpu any")["groups"]
+    cards = [recipe["gpu"] for recipe in group["recipes"]]
+    assert cards[0] == "b200"
+    assert set(cards) == set(COMMON_CARDS)
+    (group,) = answer_to(capsys, f"{flags} --gpu any:2 --sharding ddp")["groups"]
+    assert {recipe["gpus_per_node"] for recipe in group["recipes"]} == {2}
 
 
 def test_lengths_beyond_the_models_own_are_solved_for_when_asked(capsys: Captured) -> None:

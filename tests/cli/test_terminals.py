@@ -107,7 +107,7 @@ def test_plan_keeps_to_the_width(name: str, shown: Callable[..., tuple[int, str]
 
 
 @pytest.mark.parametrize(
-    ("name", "heads"), [("models", "parameters"), ("gpus", "bf16 T/s"), ("validate", "worst row")]
+    ("name", "heads"), [("models", "params"), ("gpus", "bf16 T/s"), ("validate", "worst row")]
 )
 def test_narrow_tables_keep_their_titles(
     name: str, heads: str, shown: Callable[..., tuple[int, str]]

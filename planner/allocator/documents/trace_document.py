@@ -137,7 +137,7 @@ class TracedHost(DocumentPart):
 class TraceDocument(DocumentPart):
     """A traced training step."""
 
-    schema_: Annotated[Literal["measure/trace@1"], Field(alias="schema")]
+    schema_: Literal["measure/trace@1"] = Field(default=TRACE_SCHEMA_ID, alias="schema")
     allocated_peak_bytes: Bytes
     reserved_peak_bytes: Bytes
     peak: TracedMoment
@@ -148,8 +148,3 @@ class TraceDocument(DocumentPart):
     host: TracedHost
     verdict: TracedVerdict | None
     assumptions: list[dict[str, Any]]
-
-
-def trace_json_schema() -> dict[str, Any]:
-    """JSON Schema of the document."""
-    return TraceDocument.model_json_schema(by_alias=True, mode="serialization")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from itertools import groupby
+from typing import Any
 
 from planner.catalog.gpus import gpu_ids, gpu_spellings, load_gpu, resolve_gpu_id, size_in
 from planner.catalog.index import fold_name
-from planner.cli.listing import listing, table
+from planner.cli.listing import list_schema, listing, table
 from planner.cli.outcome import Outcome
 from planner.domain.hardware import GpuSpec
 from planner.errors import UsageError
@@ -52,6 +53,16 @@ def list_gpus(name: str | None, output_format: str) -> Outcome:
     entries = [{**asdict(card), "origins": dict(card.origins)} for card in cards]
     note = Note(_NOTE + (_ALL if name is None else ""), "dim")
     return listing("gpus", {"gpus": entries}, [*sections, Section("", (note,))], output_format)
+
+
+def gpus_json_schema() -> dict[str, Any]:
+    """JSON Schema of the list."""
+    schema = list_schema("gpus", gpus=GpuSpec)
+    origins = schema["$defs"]["GpuSpec"]["properties"]["origins"]
+    # A dictionary there, for who reads it; pairs in the dataclass.
+    names = {"type": "object", "additionalProperties": origins["items"]["prefixItems"][1]}
+    schema["$defs"]["GpuSpec"]["properties"]["origins"] = names
+    return schema
 
 
 def _named(name: str) -> tuple[str, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
-from planner.cli.listing import listing, table
+from planner.cli.listing import list_schema, listing, table
 from planner.cli.outcome import Outcome
 from planner.intake.rules.all_rules import Level, rules_table
 from planner.report.render.layout import Column
@@ -17,12 +18,27 @@ _TITLES: dict[Level, str] = {
 _COLUMNS = (Column(""), Column(""))
 
 
+@dataclass(frozen=True, slots=True)
+class ListedRule:
+    """A rule as JSON has it."""
+
+    id: str
+    level: Level
+    sentence: str
+
+
 def list_rules(output_format: str) -> Outcome:
     """All rules, refusals first."""
-    rows = sorted(rules_table(), key=lambda row: get_args(Level).index(row[1]))
-    entries = [{"id": rule_id, "level": level, "sentence": sentence} for rule_id, level, sentence in rows]
+    rules = [ListedRule(*row) for row in rules_table()]
+    rules.sort(key=lambda rule: get_args(Level).index(rule.level))
+    entries = [asdict(rule) for rule in rules]
     sections = [
-        table(title, _COLUMNS, [(each[0], each[2]) for each in rows if each[1] == level])
+        table(title, _COLUMNS, [(each.id, each.sentence) for each in rules if each.level == level])
         for level, title in _TITLES.items()
     ]
     return listing("rules", {"rules": entries}, sections, output_format)
+
+
+def rules_json_schema() -> dict[str, Any]:
+    """JSON Schema of the list."""
+    return list_schema("rules", rules=ListedRule)

@@ -15,8 +15,13 @@ _SCHEMAS = {
     "error": ("planner.report.error_document", "error_json_schema"),
     "record": ("planner.records.record_schema", "record_json_schema"),
     "search": ("planner.report.search.document", "SearchDocument"),
-    "trace": ("planner.allocator.documents.trace_document", "trace_json_schema"),
+    "trace": ("planner.allocator.documents.trace_document", "TraceDocument"),
     "validate": ("planner.report.validation.document", "ValidationDocument"),
+    "beside": ("planner.report.trace.document", "BesideDocument"),
+    **{
+        name: (f"planner.cli.commands.{name}", f"{name}_json_schema")
+        for name in ("models", "gpus", "stacks", "rules")
+    },
 }
 DOCUMENTS = tuple(_SCHEMAS)
 

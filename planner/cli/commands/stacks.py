@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from planner.catalog.stacks import load_stack, stack_ids
-from planner.cli.listing import listing, table
+from planner.cli.listing import list_schema, listing, table
 from planner.cli.outcome import Outcome
+from planner.domain.stack import Stack
 from planner.report.render.layout import Column
 
 _TITLE = "Software stacks"
@@ -33,3 +35,8 @@ def list_stacks(output_format: str) -> Outcome:
     ]
     section = table(_TITLE, _COLUMNS, rows, "plan stacks --json has every switch.")
     return listing("stacks", {"stacks": [asdict(each) for each in stacks]}, [section], output_format)
+
+
+def stacks_json_schema() -> dict[str, Any]:
+    """JSON Schema of the list."""
+    return list_schema("stacks", stacks=Stack)

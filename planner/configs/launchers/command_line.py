@@ -54,7 +54,7 @@ from planner.configs.launchers.script_names import (
 from planner.configs.launchers.shell import commands
 from planner.configs.launchers.tune_words import TRAINS_NOTHING, config_and_rest, overridden, refuse_recipe
 from planner.configs.launchers.variables import EVERY_GPU
-from planner.configs.shared.allocator_variable import counted_variable
+from planner.configs.shared.allocator_variable import set_in
 from planner.configs.tools.unsloth.unsloth_train import in_sections
 from planner.configs.yaml_or_json import read_document
 from planner.errors import REFUSED_BY_TOOL, InputFileError, PlannerError, UsageError, show
@@ -224,7 +224,7 @@ def _take_variables(path: Path, job: Started, variables: Mapping[str, str]) -> N
     read = LOADS_ON_HOST if "enable_fsdp" in job.arguments else ()
     job.arguments |= {name: True for name in read if is_on(variables, name)}
     refuse_unread(path, {name: text for name, text in variables.items() if name not in read})
-    job.allocator = variables.get(counted_variable(variables.get), "")
+    job.allocator = set_in(variables.get)
     if job.tool in (MS_SWIFT, MEGATRON):
         # A file's variables do not replace those that are set (swift/cli/main.py parse_yaml_args).
         own = job.arguments.get("ENV") or {}

@@ -49,7 +49,7 @@ class Beside:
     name of a script says that its arguments are for.  ``script``: its name, where a command runs one;
     ``own``: it is none of a tool that is known; ``words``: what stands behind it, where its text is read.
     ``flags``: fields of the job that are given, too.  ``stack``: the one that the config is read for, where
-    its keys fit several.  ``gpu``: the name of the card, where one is given; ``lone``: one GPU is.
+    its keys fit several.  ``gpu``: the name of the card, where one is given; ``gpus``: how many of it in all.
     ``allocator``: what a command's environment tells PyTorch's allocator.
     """
 
@@ -63,7 +63,7 @@ class Beside:
     flags: frozenset[str] = frozenset()
     stack: str = ""
     gpu: str = ""
-    lone: bool = False
+    gpus: int = 0
     allocator: str = ""
 
     @property

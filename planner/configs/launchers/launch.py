@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.said_by_file import Reading
-from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document
+from planner.configs.yaml_or_json import MAX_DOCUMENT_BYTES, Document, read_document
 from planner.errors import InputFileError, show
 from planner.files.reading import read_text
 from planner.printing import printable
@@ -126,6 +126,23 @@ def take_launch_file(
     text = f"{why}; --accelerate FILE counts another, --accelerate none counts none"
     reading.remark(str(path), text)
     return replace(beside, deepspeed=path) if path.suffix == ".json" else replace(beside, accelerate=path)
+
+
+def processes_of(beside: Beside) -> int | None:
+    """How many processes train, one on each GPU: as flags say, else as the launch of a command does;
+    ``None`` where neither does, or where a program is asked about whose launch is not said.
+
+    Raises:
+        InputFileError: the launch file cannot be read.
+    """
+    alone = 1 if beside.gpus == 1 else None
+    if beside.words is None or beside.accelerate is None or not beside.look:
+        return alone if beside.words is None else None
+    table = read_document(beside.accelerate).table
+    number = table.get("num_processes")
+    if number == 1 and table.get("distributed_type") == "NO":
+        return 1
+    return beside.gpus or (number if isinstance(number, int) and OPEN_NODES not in table else None)
 
 
 def short_path(path: Path) -> str:

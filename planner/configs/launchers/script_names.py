@@ -88,8 +88,8 @@ _OTHER_WORK = re.compile(
 )
 _TRAINING = re.compile("train|tun|sft|dpo|grpo|kto|rlhf|ppo|learn|distil")
 _OF_AXOLOTL = re.compile(r"axolotl\.cli\.(?!train$)")
-# A trainer that a program makes.
-_MAKES_TRAINER = re.compile(r"\b\w*Trainer\(")
+# A trainer that a program makes, also by the name that programs choose one under.
+_MAKES_TRAINER = re.compile(r"\b\w*Trainer\(|\btrainer_cl(?:s|ass)\(")
 # What a command sets in a recipe's ConfigContainer (NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training).
 _OVERRIDES = re.compile(
     r"\+{0,2}(?:model\.\w+_parallel_size|train\.(?:train_iters|(?:micro|global)_batch_size))="

@@ -22,7 +22,7 @@ from planner.errors import InputFileError
 
 # What a shell would replace by the output of another command;
 # it stands as a placeholder that is never filled in.
-_SUBSTITUTION = re.compile(r"\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`")
+_SUBSTITUTION = re.compile(r"\$\(\([^()]*\)\)|\$\((?:[^()$]|\$(?!\()|\([^()]*\))*\)|`[^`]*`")
 _UNKNOWN = "${command}"
 # A comment between words that go on, which is no word.
 _NOTE = re.compile(r"`[ \t]*#[^`]*`")
@@ -44,7 +44,7 @@ _WRAPPERS = {"nohup": 0, "time": 0, "exec": 0, "env": 0, "sudo": 0, "export": 0,
 
 # Programs that start another one in a container, with options before it; none of these may set its GPUs, or
 # a variable that counts.
-_CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman"})
+_CONTAINERS = frozenset({"apptainer", "singularity", "singularity_wrapper", "docker", "podman"})
 _OF_JOB = re.compile(
     "CUDA_VISIBLE|NPROC_PER_NODE|USE_V1|USE_MCA|USE_MEGATRON_BRIDGE|ALLOC_CONF|NO_CUDA_MEMORY|ACCELERATE_"
     r"|--gpus(?:=|\s+)(?!\W*all\b)"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from planner.configs.launchers.conditions import decided, unrolled
 from planner.configs.launchers.shell_texts import uncommented
@@ -26,10 +26,15 @@ from planner.units import KIB
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _SETS = rf"^[ \t]*(?:export[ \t]+|declare[ \t]+-a[ \t]+)?({_NAME})"
-_SET = re.compile(rf"{_SETS}=(\S*|\"[^\"]*\"|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL)
+# Quoted parts may touch others: "a "$B" c".
+_SET = re.compile(
+    rf"{_SETS}=(\S*|\"[^\"]*\"(?:[^\s\"'`;|&()]*\"[^\"]*\")*|'[^']*')[ \t]*(?:#.*)?$", re.DOTALL
+)
 _SET_ARRAY = re.compile(rf"{_SETS}(\+?)=\(([^()`;|&<>]*)\)[ \t]*(?:#.*)?$", re.DOTALL)
 # A quote or a list that ends on a later line.
-_GOES_ON = re.compile(rf"{_SETS}(?:=(?P<quote>[\"'])(?!.*(?P=quote))|\+?=\((?!.*\)))")
+_GOES_ON = re.compile(
+    rf"{_SETS}(?:=(?P<quote>\")[^\"]*(?:\"[^\"]*\"[^\"]*)*$|=(?P<single>')[^']*$|\+?=\((?!.*\)))"
+)
 _SET_ANYWHERE = re.compile(
     rf"(?:^|[\s;&|(])(?:(?:for|select)[ \t]+)?({_NAME})(?:(?:\[[^\]]*\])?\+?=|[ \t]+in\b)"
 )
@@ -57,6 +62,7 @@ _SHIFTS = re.compile(r"(?:^|[\s;&|])(?:shift|getopts)\b")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=-]{0,1000}")
 # Several words, among them variables that stay as they are written.
 _WORDS = re.compile(rf"(?:[A-Za-z0-9_./:,@%+=\s-]|\$\{{{_NAME}\}}|\${_NAME}\b){{0,8000}}")
+_LATER = re.compile(r"\\\$\([^()]*\)")
 _ALL = rf"\$\{{({_NAME})\[[@*]\]\}}"
 # All of an array, also where it may be empty (``${A[@]+"${A[@]}"}``), or a variable.
 _USED = re.compile(
@@ -65,6 +71,8 @@ _USED = re.compile(
 )
 # One word of an array by its number, how many it has, and the numbers of all.
 _WORD = re.compile(rf"\$\{{({_NAME})\[\$?\{{?(\d{{1,4}}|{_NAME})\}}?\]\}}")
+# A variable in which one sign stands for another: ``${GPUS//,/ }``.
+_REPLACED = re.compile(rf"\$\{{({_NAME})//([,:;])/([ ,:;]?)\}}")
 # Variables, and words that the shell makes others of.
 _DEPENDS = re.compile(r"[${*?\[~]")
 _LENGTH = re.compile(rf"\$\{{#({_NAME})\[[@*]\]\}}")
@@ -82,6 +90,12 @@ _ITS_FOLDER = re.compile(
 _PRINTED_FOLDER = re.compile(
     r"\$\([ \t]*cd[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]+)\"?[ \t]*"
     r"(?:\d?>[ \t]*/dev/null[ \t]*(?:2>&1[ \t]*)?)?(?:&&|;)[ \t]*pwd(?:[ \t]+-P)?[ \t]*\)"
+)
+# The folder of a path, its last part, and the folder of a package of Python.
+_OF_PATH = re.compile(r"\$\([ \t]*(dirname|basename)[ \t]+(?:--[ \t]+)?\"?([\w./:,@%+=-]{1,1000})\"?[ \t]*\)")
+_OF_PACKAGE = re.compile(
+    r"\$\([^()$`]{0,80}\bpython3?[ \t]+-c[ \t]+(?P<quote>['\"])[ \t]*import (?P<name>\w+);[ \t]*"
+    r"print\((?P=name)\.__path__\[0\]\)[ \t]*(?P=quote)[ \t]*\)"
 )
 # What counts the GPUs of a machine, and nothing more.
 _COUNTS_GPUS = re.compile(
@@ -169,6 +183,7 @@ class Known:
 
     def fill(self, line: str, depth: int) -> str:
         """A line with what is known put in; in a function arguments are its own."""
+        line = _REPLACED.sub(self._with_other_signs, line)
         line = _LENGTH.sub(lambda found: self._counted(found, len), _COUNTS_GPUS.sub(EVERY_GPU, line))
         line = _NUMBERS.sub(lambda found: self._counted(found, _numbered), line)
         line = _WORD.sub(self._word, _USED.sub(self._value, line))
@@ -178,6 +193,7 @@ class Known:
             line = filled
         if self.folder:
             line = _PRINTED_FOLDER.sub(r"\1", _ITS_FOLDER.sub(self.folder, line))
+        line = _OF_PATH.sub(_part_of_path, _OF_PACKAGE.sub(r"\g<name>", line))
         return _computed(_IN_ARITHMETIC.sub(self._reckoned, line))
 
     def tested(self, text: str) -> str:
@@ -208,6 +224,9 @@ class Known:
                 return True
         if one and one[1] not in self.unsure:
             value = one[2].strip("\"'").replace("\\\n", " ").replace("\n", " ")
+            if one[2].startswith('"'):
+                # What another shell puts in later.
+                value = _LATER.sub("$command", value.replace('"', "")).replace("\\$", "$")
             if _PLAIN.fullmatch(value) or (" " in value and _WORDS.fullmatch(value)):
                 self.values[one[1]] = value
         return False
@@ -215,6 +234,10 @@ class Known:
     def _value(self, found: re.Match[str]) -> str:
         array = found[1] or found[2] or found[3]
         return self.arrays.get(array, found[0]) if array else self.values.get(found[4] or found[5], found[0])
+
+    def _with_other_signs(self, found: re.Match[str]) -> str:
+        value = self.values.get(found[1])
+        return found[0] if value is None else value.replace(found[2], found[3])
 
     def _counted(self, found: re.Match[str], count: Callable[[list[str]], object]) -> str:
         words = _words_of(self.arrays.get(found[1]))
@@ -253,6 +276,14 @@ class Known:
         while (shorter := _IN_BRACKETS.sub(lambda part: _total(part[1], part[0]), text)) != text:
             text = shorter
         return f"$(({text}))"
+
+
+def _part_of_path(found: re.Match[str]) -> str:
+    """What ``dirname`` or ``basename`` prints; the folder of one that is here is the one above it."""
+    path = PurePosixPath(found[2])
+    if found[1] == "basename":
+        return path.name
+    return ".." if path == PurePosixPath() else str(path.parent)
 
 
 def _words_of(array: str | None) -> list[str] | None:
@@ -296,7 +327,7 @@ def _filled(text: str, folder: str, turns: int = _MOST_TURNS) -> tuple[str, Know
             continue
         starts = None if goes_on or depth else _GOES_ON.match(filled)
         if starts:
-            pending, end = [filled], starts["quote"] or ")"
+            pending, end = [filled], starts["quote"] or starts["single"] or ")"
         elif not goes_on and not depth and known.set(filled):
             lines[-1] = ""
         goes_on = line.endswith("\\")
@@ -321,9 +352,13 @@ def _written_out(
 def _sourced(line: str, known: Known) -> list[str] | None:
     """The lines of a file beside the script, or in the present folder, that a line has the shell read."""
     found = _SOURCES.match(line)
-    for place in (Path(known.folder or "."), Path()):
+    if found is None:
+        return None
+    beside = Path(known.folder or ".")
+    # A file of another machine may be the one beside the script.
+    for path in (beside / found[1], Path(found[1]), beside / Path(found[1]).name):
         with suppress(InputFileError):
-            return read_text(place / found[1], _MOST_SOURCED).splitlines() if found else None
+            return read_text(path, _MOST_SOURCED).splitlines()
     return None
 
 

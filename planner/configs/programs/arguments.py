@@ -19,7 +19,7 @@ from planner.configs.programs.said import said_by, written
 from planner.configs.programs.source import Source, read_source
 from planner.configs.programs.values import Made, Model, Unknown
 from planner.configs.programs.walk import Walk
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES
+from planner.configs.shared.own_scripts import LENGTHS
 from planner.errors import InputFileError, NotModelledError, show
 from planner.words import words
 
@@ -75,7 +75,9 @@ _LORA_HARMLESS = words(
 _PACKING = {**PACKING, "load_in_8bit": "load_in_8bit", "of_trl": "quantised_by_trl"}
 _COMPUTES = "bnb_4bit_compute_dtype"
 _PACKING_HARMLESS = words(f"{_COMPUTES} llm_int8_threshold llm_int8_has_fp16_weight")
+_GENERATES = re.compile("(?:GRPO|RLOO|PPO).*Trainer")
 _PLAIN_STARTS = (None, True, False, "gaussian", "default")
+_LIGER = ("use_liger", "use_liger_kernel")
 _EVALUATES = ("eval_strategy", "evaluation_strategy")
 _MAY_EVALUATE = re.compile(
     "'(?:no|(?P<then>steps|epoch))' if .+ else '(?:no|(?P<other>steps|epoch))'", re.DOTALL
@@ -114,7 +116,8 @@ def read_program(
     try:
         walk = Walk(source, card, words_given)
         if allocator:
-            walk.allocator = walk.variables[ALLOCATOR_VARIABLES[0]] = allocator
+            name, _, walk.variables[name] = allocator.partition("=")
+            walk.allocator = allocator
         return _read(source, walk)
     except RecursionError:
         raise InputFileError(path, "nested more deeply than can be read") from None
@@ -126,13 +129,26 @@ def _read(source: Source, walk: Walk) -> Program:
     try:
         walk.to_training()
     except NotModelledError:
-        if walk.parses or (walk.elsewhere and walk.words):
+        if walk.parses or (walk.elsewhere and walk.words and not _generates_itself(source)):
             raise _untold(walk) from None
         raise
     trainer = walk.trainer
     if trainer is None or (walk.parses and not isinstance(trainer.given.get("args"), Made)):
         raise _untold(walk)
     return _Table(source, walk, trainer).program()
+
+
+def _generates_itself(source: Source) -> bool:
+    """Whether a program imports a trainer of its own that generates: how much, names of arguments do not
+    tell.
+    """
+    imported = (
+        (each.module or "", one.name)
+        for each in ast.walk(source.tree)
+        if isinstance(each, ast.ImportFrom)
+        for one in each.names
+    )
+    return any(_GENERATES.search(name) and module.split(".")[0] != "trl" for module, name in imported)
 
 
 def _untold(walk: Walk) -> InputFileError | NotSaidError:
@@ -151,12 +167,13 @@ def _names(source: Source) -> Iterator[str]:
 def _no_trainer(source: Source, *, parses: int) -> InputFileError:
     path = show(str(source.path))
     what = "its settings are arguments" if parses else "it makes no trainer of Transformers, TRL or Unsloth"
+    dry_run = f"run it without a GPU: measure trace --gpu NAME -- python {path}"
     if source.path.suffix != ".py":
         return InputFileError(source.path, f"{what}: say the job by flags (plan --help)")
+    if not parses:
+        return InputFileError(source.path, f"{what}: {dry_run}")
     return InputFileError(
-        source.path,
-        f'{what}: give them as --command "python {path} --NAME VALUE ...", '
-        f"or run it without a GPU: measure trace --gpu NAME -- python {path}",
+        source.path, f'{what}: give them as --command "python {path} --NAME VALUE ...", or {dry_run}'
     )
 
 
@@ -176,8 +193,7 @@ class _Table:
         table = self._settings(trainer)
         self._leave_length_of_run(table)
         self._count_evaluation(table)
-        if self._walk.allocator:
-            table["allocator"] = self._walk.allocator
+        table |= self._around(trainer)
         if isinstance(model, Model):
             task = self._seen_as(model, task, table)
         tool = TRAINER if trainer.kind == "Trainer" else TRL
@@ -201,6 +217,14 @@ class _Table:
         return Program(
             tool, task, {key: written(value) for key, value in table.items()}, tuple(self._remarks)
         )
+
+    def _around(self, trainer: Made) -> dict[str, Any]:
+        """What the program puts into libraries, and the environment."""
+        walk = self._walk
+        table: dict[str, Any] = {"allocator": walk.allocator} if walk.allocator else {}
+        if walk.liger:
+            table |= {_LIGER[trainer.kind == "Trainer"]: True, "liger_family": walk.liger}
+        return table
 
     def _leave_length_of_run(self, table: dict[str, Any]) -> None:
         """How long the run takes is no part of a step: where only a run knows it, nothing is asked."""
@@ -322,7 +346,7 @@ class _Table:
             table["gathered_whole"] = model.gathered_whole
         if model.kind == "AutoLigerKernelForCausalLM":
             # liger-kernel 0.8.5 transformers/auto_model.py: the kernels of its family, with their loss.
-            table["use_liger_kernel" if self._trainer.kind == "Trainer" else "use_liger"] = True
+            table[_LIGER[self._trainer.kind == "Trainer"]] = True
         if model.checkpoints is not None:
             table["gradient_checkpointing"] = True
             table |= model.checkpoints.given
@@ -401,7 +425,7 @@ class _Table:
             with self._walk.within((scope,)):
                 found |= self._cut([node for node in ast.walk(tree) if isinstance(node, ast.Call)])
         if len(found) != 1:
-            return {}
+            return {} if found else self._named_length()
         length, node = next(iter(found.items()))
         padding = self._keywords(node, "padding").get("padding")
         self._remarks.append(
@@ -409,6 +433,21 @@ class _Table:
         )
         table: dict[str, Any] = {"max_length": length}
         return {**table, "padded_to_length": True} if padding == "max_length" else table
+
+    def _named_length(self) -> dict[str, Any]:
+        """The length that the program's command line has a name for, where no call of a tokenizer cuts."""
+        named = {
+            name: value
+            for each in self._walk.parsed
+            for name, value in each.given.items()
+            if name in LENGTHS and type(value) is int
+        }
+        if len({*named.values()}) != 1:
+            return {}
+        name, length = next(iter(named.items()))
+        text = f"{name}={length} is taken for the length to which it cuts samples"
+        self._remarks.append((str(self._source.path), text))
+        return {"max_length": length}
 
     def _keywords(self, node: ast.Call, *names: str) -> dict[str, Any]:
         with suppress(TrainedError):

@@ -6,6 +6,7 @@ import ast
 import re
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from planner.configs.programs.adapted_models import Models
@@ -66,6 +67,7 @@ _PARSES = re.compile(r"(?:HfArgumentParser|TrlParser|ArgumentParser|fire\.Fire|t
 _ENDS = words("builtins.exit builtins.quit sys.exit os._exit")
 _STARTS_WITH_WORDS = ("fire.Fire", "typer.run")
 _GATHERS_WHOLE = "set_z3_leaf_modules"
+_PUTS_LIGER_IN = "apply_liger_kernel_to_"
 # The CUDA compute capability of the first cards with units for bfloat16.
 _FIRST_WITH_BF16 = (8, 0)
 # What hands its first argument on, with other labels.
@@ -84,13 +86,15 @@ class TrainedError(Exception):
 class Calls(Models):
     """What calls make of a program.
 
-    ``trainer``: the one that was made last; ``parses``: the line where a command line is parsed.
+    ``trainer``: the one that was made last; ``parses``: the line where a command line is parsed; ``liger``:
+    the family in which kernels of Liger are.
     """
 
     def __init__(self, source: Source, card: Card) -> None:
         super().__init__(source, card)
         self.trainer: Made | None = None
         self.parses = 0
+        self.liger = ""
         self.words: tuple[str, ...] | None = None
         self._makers: dict[str, Callable[[ast.Call], Any]] = {
             "Accelerator": lambda node: Made("Accelerator", self.arguments(node)[1], node.lineno),
@@ -307,8 +311,8 @@ class Calls(Models):
         if library.last == "get_peft_model":
             own = "unsloth" if "FastLanguageModel" in two or "FastModel" in two else ""
             return self.adapted_model(node, own)
-        if library.last in self._makers:
-            return self._makers[library.last](node)
+        if (maker := self._maker(library.last)) is not None:
+            return maker(node)
         if library.last == "unsloth_train":
             raise TrainedError
         if _TRAINER.match(library.last):
@@ -316,6 +320,12 @@ class Calls(Models):
         if SETTINGS.match(library.last):
             return Made(library.last, self.arguments(node, ARGUMENTS["Config"])[1], node.lineno)
         return None
+
+    def _maker(self, name: str) -> Callable[[ast.Call], Any] | None:
+        """What goes through a call of a function of a library that has this name alone."""
+        if name.startswith(_PUTS_LIGER_IN):
+            return partial(self._with_liger, family=name.removeprefix(_PUTS_LIGER_IN))
+        return self._makers.get(name)
 
     def _piped(self, node: ast.Call) -> Unknown:
         """A pipeline over a model that is there already."""
@@ -332,6 +342,16 @@ class Calls(Models):
         model = self.arguments(node, ("model",))[1].get("model")
         if isinstance(model, Model) and not self.has_already(model):
             raise self.refused(node, "compiled models are not modelled")
+        return unknown(node)
+
+    def _with_liger(self, node: ast.Call, family: str) -> Unknown:
+        """Kernels of Liger in a family, or in a model of it that is there; its defaults are those that the
+        Trainer turns on (liger-kernel 0.8.5 transformers/monkey_patch.py).
+        """
+        placed, given = self.arguments(node)
+        if placed or not all(isinstance(each, Model) for each in given.values()):
+            raise self.refused(node, "kernels of Liger other than its defaults are not read from a program")
+        self.liger = family
         return unknown(node)
 
     def _gathered_whole(self, node: ast.Call) -> Unknown:

@@ -18,7 +18,7 @@ from planner.configs.programs.parsed import Arguments
 from planner.configs.programs.plain_calls import plain
 from planner.configs.programs.source import Source, folders_above
 from planner.configs.programs.values import Library, Made, Model, Opened, Unknown, is_known, unknown
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, counted_variable
+from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, set_in
 from planner.configs.yaml_or_json import read_document
 from planner.errors import InputFileError
 from planner.words import words
@@ -30,6 +30,7 @@ _MATTERS = re.compile(
 # Variables of the environment that launchers set.
 _OF_LAUNCHERS = re.compile(r"RANK|WORLD|LOCAL|MASTER|CUDA|NPROC|NNODES|NUM_(?:GPU|NODE|PROCESS)|SLURM")
 _OF_PROCESSES = re.compile(r"RANK|WORLD_SIZE")
+_NUMBER_OF_THEM = "WORLD_SIZE"
 _OF_MODEL_CONFIG = {"get_peft_config": adapters_of, "get_quantization_config": quantisation_of}
 _LOADS = words(
     """
@@ -59,12 +60,17 @@ _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 @dataclass(frozen=True, slots=True)
 class Card:
     """What ``--gpu`` says of the card: its CUDA compute capability and its memory, where they are known;
-    ``lone``: one process trains, on one of them.
+    ``processes``: how many train, one on each, where that is known.
     """
 
     capability: tuple[int, ...] | None = None
     memory_bytes: int | None = None
-    lone: bool = False
+    processes: int | None = None
+
+    @property
+    def lone(self) -> bool:
+        """Whether one process trains, on one of them."""
+        return self.processes == 1
 
 
 class PythonCalls(Names, ABC):
@@ -89,7 +95,7 @@ class PythonCalls(Names, ABC):
         if not _MATTERS.search(str(name)):
             return
         if name in ALLOCATOR_VARIABLES and isinstance(value, str):
-            self.allocator = self.variables[counted_variable(self.variables.get)]
+            self.allocator = set_in(self.variables.get)
         else:
             raise self.refused(node, "what this variable changes is not known")
 
@@ -244,6 +250,8 @@ class PythonCalls(Names, ABC):
         """
         if not isinstance(name, str) or name in self.variables:
             return (self.variables[name],) if isinstance(name, str) else None
+        if name == _NUMBER_OF_THEM and (self.card.processes or 0) > 1:
+            return (str(self.card.processes),)
         if default is None or not is_known(default):
             return None
         if _OF_LAUNCHERS.search(name):

@@ -305,6 +305,8 @@ def compared(node: ast.Compare, values: Sequence[Any]) -> Any:
         and (is_class or not isinstance(left, Unknown | Library))
     ):
         return (left is None) == (kind is ast.Is)
+    if kind in (ast.Is, ast.IsNot) and isinstance(right, bool) and is_known(left):
+        return (left is right) == (kind is ast.Is)
     operate = _COMPARED.get(kind)
     if operate is None or not (is_known(left) and is_known(right)):
         return unknown(node)

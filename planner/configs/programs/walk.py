@@ -107,7 +107,9 @@ class Walk(PassedOver):
             self.bind(node.name, self._decorated(Own(node, (), tuple(self.scopes))))
             return
         names = tuple(ast.unparse(base) for base in node.bases)
-        self.bind(node.name, Own(node, names, tuple(self.scopes)))
+        # ``class TrainingArguments(TrainingArguments)``: the base is what had the name before.
+        before = ({node.name: self.looked_up(node.name)},) if node.name in names else ()
+        self.bind(node.name, Own(node, names, (*self.scopes, *before)))
         with self.within((*self.scopes, {})):
             for each in besides_fields(node):
                 self.pass_over(each)

@@ -36,6 +36,8 @@ _MATTERS = re.compile(
     "|spectrum|select(?:ive|ed)|galore|trainable|unsloth|batch_size|seq_len"
     "|sequence_len|seq_length|sequence_length|max_len|cutoff_len|block_size|packed|packing"
     "|train(?:ing)?_(?:mode|type)|tuner"
+    "|num_(?:visual|image|video|action|new|added|extra|special|virtual|latent|query)_tokens"
+    "|vocab_size|(?:resiz|expand|extend)[a-z]*_(?:vocab|token|embed)"
 )
 # A switch of a fork or script turns on what nobody read (``use_fisher``), unless it is beside the step.
 _SWITCH = re.compile(

@@ -13,6 +13,10 @@ from planner.configs.said_by_file import Reading
 from planner.configs.shared.keys import Keys, is_off
 from planner.domain.origin import ToolDefault
 
+LENGTHS = ("block_size", "max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len")
+"""Names that scripts commonly have for the length of samples: those of Transformers' examples, and of
+FastChat and its relatives.
+"""
 # Words by themselves where longer ones have the same letters: ``support``, ``endpoint``, ``teacher_forcing``.
 _OTHER_TASK = re.compile(
     r"^beta$|teacher(?!_forc)|student|distil|(?:^|_)ref_|reference_model|reward|critic"

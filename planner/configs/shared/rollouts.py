@@ -18,6 +18,7 @@ from planner.domain.model import ModelSpec
 _CONFIG = "trl 1.16.0 trainer/grpo_config.py"
 UP_TO_0_17 = "vllm_device"
 """A key of GRPO from TRL 0.14 to 0.17; read as 0.15 and later, where a batch holds completions."""
+_FIRST_CARD = "cuda:0"
 _SINCE_0_26 = (
     *("num_generations_eval", "vllm_max_model_length", "vllm_importance_sampling_mode", "log_unique_prompts"),
     *("use_bias_correction_kl", "multi_objective_aggregation", "off_policy_mask_threshold"),
@@ -157,6 +158,9 @@ def _read_completion(keys: Keys, reading: Reading, cut: str, *, old: bool) -> No
 def _read_generator(keys: Keys, reading: Reading, unsaid: str, *, old: bool) -> None:
     mode, share = keys.text("vllm_mode") or unsaid or None, keys.get("vllm_gpu_memory_utilization")
     device = re.fullmatch(r"cuda:([1-9]\d?)", str(keys.get(UP_TO_0_17)))
+    if keys.get(UP_TO_0_17) == _FIRST_CARD:
+        # trl 0.15.2 trainer/grpo_trainer.py warns that this one trains, too, and goes on.
+        mode, share = "colocate", 0.9 if share is None else share
     if not keys.flag("use_vllm"):
         reading.default("generator", "transformers", f"{_CONFIG}: use_vllm")
         return

@@ -13,7 +13,7 @@ from planner.configs.shared.checkpoints import read_checkpoint
 from planner.configs.shared.kernels import read_attention, read_dtype
 from planner.configs.shared.key_tables import names_in
 from planner.configs.shared.keys import Keys
-from planner.configs.shared.own_scripts import leave_dtype, leave_loss
+from planner.configs.shared.own_scripts import LENGTHS, leave_dtype, leave_loss
 from planner.configs.shared.trainer_arguments import (
     need_precision,
     read_distribution,
@@ -32,10 +32,7 @@ _NEEDS = {
     "method": "what is trained is the script's: say --method full, lora, qlora or int8",
     "seq": "the length is the script's: say --seq",
 }
-# Names that scripts commonly have: those of Transformers' examples, and of FastChat and its relatives.
-_TABLE = dict.fromkeys(
-    ("block_size", "max_seq_length", "model_max_length", "max_seq_len", "max_length", "cutoff_len"), "seq"
-)
+_TABLE = dict.fromkeys(LENGTHS, "seq")
 _NOT_KNOWN = "what the script does with it is not known"
 _ADAPTERS = {"lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_dropout": "lora_dropout"}
 _TARGETS = ("lora_target_modules", "target_modules")

@@ -9,8 +9,8 @@ import re
 
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.configs.launchers.zero import say_leaves
-from planner.configs.said_by_file import Alone, Reading
-from planner.configs.shared.allocator_variable import ALLOCATOR_VARIABLES, say_allocator
+from planner.configs.said_by_file import Alone, Reading, Stop
+from planner.configs.shared.allocator_variable import say_set
 from planner.configs.shared.divided_model import read_divided_model
 from planner.configs.shared.keys import Keys
 from planner.configs.shared.own_scripts import leave_dtype
@@ -116,6 +116,7 @@ def read_trainer_program(keys: Keys, reading: Reading, beside: Beside) -> None:
 def _finish(keys: Keys, reading: Reading) -> None:
     """What programs say that no file of these trainers does."""
     _read_allocator(keys, reading)
+    _stop_at_other_families(keys, reading)
     _read_norms(keys, reading)
     say_leaves(keys, "gathered_whole", reading)
     read_divided_model(keys, reading)
@@ -151,6 +152,15 @@ def _read_class(keys: Keys, reading: Reading) -> None:
         reading.switch("loads_tower", False, keys.where("model_class"))
 
 
+def _stop_at_other_families(keys: Keys, reading: Reading) -> None:
+    """Kernels of Liger that a program puts into one family change nothing in others."""
+    family = keys.text("liger_family")
+    if family is not None:
+        why = f"kernels of Liger are put into {show(family)}, and this model is another: leave them out"
+        sentence = f"{keys.path}: {why}"
+        reading.stops.append(Stop(lambda model: model.architecture != family, sentence, by_tool=False))
+
+
 def _read_norms(keys: Keys, reading: Reading) -> None:
     """Norms that the program moves to fp32 lie there already where PEFT prepared a quantised base.
 
@@ -172,7 +182,7 @@ def _take_one_gpu(reading: Reading, why: str) -> None:
 
 def _read_allocator(keys: Keys, reading: Reading) -> None:
     if text := keys.as_written("allocator"):
-        say_allocator(text, f"{keys.path}: {ALLOCATOR_VARIABLES[0]}", reading)
+        say_set(text, str(keys.path), reading)
 
 
 def read_unsloth_program(keys: Keys, reading: Reading, beside: Beside) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 from planner.configs.launchers.fsdp_keys import ACCELERATE_FILE, Beside, referred
 from planner.configs.said_by_file import IMAGES_UNSAID, Reading, Stop
@@ -54,6 +55,7 @@ _REENTRANT = "gradient_checkpointing_use_reentrant"
 
 _WITHOUT_NUM_EXPERTS = ("granitemoe", "granitemoehybrid", "phimoe")
 
+_ITS_FOLDERS = ("trl/scripts", "examples/scripts")
 _SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -79,6 +81,7 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
         _read_preferences(keys, reading, old)
     elif generates:
         _read_generated(keys, reading, old)
+        _stop_at_images(reading, beside.script)
     if not old:
         _keep_loss(keys, reading)
     if keys.flag(_REENTRANT):
@@ -98,6 +101,17 @@ def read_trl(keys: Keys, reading: Reading, beside: Beside) -> None:
     else:
         stop_at_router_loss(keys, reading)
     keys.skip(names_in("trl.toml", "harmless"))
+
+
+def _stop_at_images(reading: Reading, script: str) -> None:
+    """A script that is none of TRL's folders may give images, which GRPO is not counted with."""
+    if not script.endswith(".py") or Path(script).parent.as_posix().endswith(_ITS_FOLDERS):
+        return
+    sentence = (
+        f"{reading.path}: whether {show(script)} gives images, with which GRPO is not modelled, is not "
+        "known: say the job by flags (plan --help)"
+    )
+    reading.stops.append(Stop(lambda model: model.vision is not None, sentence, by_tool=False))
 
 
 def _read_preferences(keys: Keys, reading: Reading, old: str) -> None:

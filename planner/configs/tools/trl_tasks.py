@@ -39,6 +39,13 @@ _TRL_KEYS: dict[str, Task] = {
 KTO has those of a reference, too.  CPO is SimPO's trainer, which differs in what it makes of the same
 log-probabilities (cpo_trainer.py cpo_loss).
 """
+_LOSSES: dict[str, Task] = {
+    "simpo": "simpo",
+    **dict.fromkeys(words("kto_pair bco_pair nca_pair aot_pair exo_pair sppo_hard robust discopop"), "dpo"),
+}
+"""Values of ``loss_type`` that one trainer has alone: trl 0.8.6, 0.15.2 and 1.16.0 trainer/dpo_config.py and
+dpo_trainer.py, cpo_config.py and kto_config.py.
+"""
 _TRL_SHARED = words(
     """
     beta max_prompt_length generate_during_eval label_smoothing reference_free disable_dropout
@@ -130,15 +137,23 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
     or its folder, as recipes are laid out; of a command the task that its ``script`` names.
     """
     told = next((name for name in _TRL_KEYS if keys.has(name)), None)
-    if told is None and keys.get("loss_type") == "simpo":  # of CPO's trainer alone
-        told = "loss_type"
+    by_loss = _LOSSES.get(str(keys.get("loss_type")))
     shared = next((name for name in _TRL_SHARED if keys.has(name)), None)
     words = said_by_path(keys)
-    if told is None and shared is None and not script and words[:1] in ([], ["sft"], ["grpo"]):
+    if (
+        told is None
+        and by_loss is None
+        and shared is None
+        and not script
+        and words[:1] in ([], ["sft"], ["grpo"])
+    ):
         return False
     keys.refuse_switched_on(_TRL_UNMODELLED)
     if script:
         reading.say("task", script, str(keys.path), "the script's name")
+        return True
+    if by_loss is not None:
+        reading.say("task", by_loss, keys.where("loss_type"), "a loss of this trainer alone")
         return True
     named = next((word for word in words if word not in ("sft", "grpo")), None)
     if named is not None and named.startswith("online"):
@@ -149,7 +164,7 @@ def trl_task(keys: Keys, reading: Reading, script: str = "") -> bool:
         reading.say("task", named, origin, f"the path says {named}")
         reading.remark(origin, f"read as a file for {named}, as its path says; --task says another")
     elif told is not None:
-        reading.say("task", _TRL_KEYS.get(told, "simpo"), keys.where(told), "of this trainer alone")
+        reading.say("task", _TRL_KEYS[told], keys.where(told), "of this trainer alone")
     else:
         why = "several trainers of preferences have this key"
         tasks = "dpo, kto, orpo, simpo or grpo" if has_prompts_alone(keys) else "dpo, kto, orpo or simpo"

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from planner.errors import MAX_NEAREST, is_like
+from planner.errors import MAX_NEAREST, UnknownNameError, UsageError, is_like, show
 from planner.intake.given.default_texts import DEFAULT_TEXTS
 from planner.intake.given.fields import REQUEST_FIELDS, headings
 from planner.intake.given.other_words import in_our_words
@@ -130,14 +130,19 @@ def command_of(app: typer.Typer) -> Any:
     for each in (command, *getattr(command, "commands", {}).values()):
         for option in each.params:
             if not option.required and option.callback is None and not option.multiple and option.nargs == 1:
-                option.process_value = partial(_given_alone, option.process_value)
+                option.process_value = partial(_given_alone, option.process_value, (option.opts or ("",))[0])
     return command
 
 
-def _given_alone(converted: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+def _given_alone(converted: Callable[[Any, Any], Any], flag: str, context: Any, value: Any) -> Any:
     """``value`` converted, if one was given: typer 0.29 makes a pydantic adapter for a flag (_coercion.py
     build_runtime_param) before it looks, which for a hundred flags takes longer than the answer's own replay.
+
+    Raises:
+        UsageError: the next flag stands where the value should, and the word behind it would be a command.
     """
+    if flag.startswith("--") and isinstance(value, str) and value.startswith("--"):
+        raise UsageError(f"{flag} has no value: behind it stands {show(value)}")
     return None if value is None else converted(context, value)
 
 
@@ -159,9 +164,10 @@ def told_by_parser(error: Exception, program: str) -> tuple[str, tuple[str, ...]
         nearest = "; here it is " if meant else "; nearest: " if names else ""
         text = f"no such option: {flag}{nearest}{', '.join(names)}"
     command, listed = getattr(getattr(error, "ctx", None), "command_path", None) or program, "flags"
-    if unknown := re.match(r"(No such command '.*?')\.?(?: Did you mean (.*)\?)?$", text, re.DOTALL):
-        # Typer's question is no part of a sentence.  Who names no command may have named settings.
-        listed, names = "commands", tuple(re.findall(r"'(.*?)'", unknown[2] or ""))
+    if unknown := re.match(r"(No such command (['\"])(.*?)\2)", text, re.DOTALL):
+        # Typer asks for the nearest only from 0.16 on.  Who names no command may have named settings.
+        commands = list(getattr(error.ctx.command, "commands", ()))  # type: ignore[attr-defined]
+        listed, names = "commands", UnknownNameError("command", unknown[3], commands).nearest
         by_flags = "settings are given by flags (--model 7b), names with a space in quotes"
         way = f"nearest: {', '.join(names)}" if names else by_flags
         text = f"{unknown[1]}; {way}"

@@ -32,7 +32,8 @@ _BY_FLAG: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "--lora-targets": ("lora_target", "target_modules", "lora_target_modules"),
         "--loss liger": ("liger", "use_liger_kernel"),
         "--method": ("peft", "finetuning_type"),
-        "--method qlora": ("load_in_4bit", "qlora"),
+        "--method lora": ("lora", "use_lora"),
+        "--method qlora": ("load_in_4bit", "qlora", "4bit"),
         "--model": ("base_model", "model_id", "model_name", "model_name_or_path"),
         "--offload optimizer+params": ("cpu_offload", "offload_cpu"),
         "--optimizer": ("optim",),
@@ -40,7 +41,7 @@ _BY_FLAG: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "--pipeline-parallel": ("pp", "pp_size"),
         "--precision bf16-mixed": ("bf16",),
         "--precision fp16-mixed": ("fp16",),
-        "--quantization int8": ("load_in_8bit",),
+        "--quantization int8": ("load_in_8bit", "8bit"),
         "--seq": (
             *("seq_len", "seq_length", "sequence_len", "sequence_length", "context", "context_length"),
             *("cutoff_len", "max_len", "max_length", "max_seq_len", "max_seq_length"),

@@ -159,11 +159,10 @@ def from_record(record: RunRecord) -> ScenarioRequest:
     return ScenarioRequest(values, record_id=record.id)
 
 
-def asked_card(request: ScenarioRequest) -> tuple[str, bool]:
-    """The card that the request names, and whether one alone trains."""
+def asked_card(request: ScenarioRequest) -> tuple[str, int]:
+    """The card that the request names, and how many of it train in all; none where it names no card."""
     name, counted = split_count(request.get("gpu") or "")
-    counts = (request.get("gpus") or counted or 1, request.get("nodes") or 1)
-    return name, bool(name) and counts == (1, 1)
+    return name, (request.get("gpus") or counted or 1) * (request.get("nodes") or 1) if name else 0
 
 
 def merge(base: ScenarioRequest, override: ScenarioRequest) -> ScenarioRequest:

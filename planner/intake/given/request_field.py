@@ -230,8 +230,11 @@ def _in_range(field: RequestField, number: float) -> bool:
 
 
 def _out_of_range(field: RequestField, value: object, noun: str) -> UsageError:
-    tokens = " (4k is 4,096, 1m is 1,048,576)" if field.of_tokens and isinstance(value, str) else ""
-    return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}{tokens}")
+    hint = " (4k is 4,096, 1m is 1,048,576)" if field.of_tokens and isinstance(value, str) else ""
+    if not field.of_tokens and (short := _TOKENS.fullmatch(str(value).lower())):
+        # Of tokens a k is 1,024; of anything else nobody may take it for that.
+        hint = f": write {float(short[1]) * {'k': 1e3, 'm': 1e6}[short[2]]:.0f}"
+    return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}{hint}")
 
 
 def _fold(name: str) -> str:

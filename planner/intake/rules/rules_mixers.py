@@ -68,10 +68,8 @@ MIXER_RULES = (
     ),
     warn(
         "recurrent-kernels",
-        "Layers without attention are counted with the kernels of causal-conv1d, flash-linear-attention and "
-        "mamba-ssm; where these packages are not installed they need more memory (on an H100 a third more "
-        "for Qwen3.5-0.8B, twice for Falcon-H1-0.5B) and many times the time: "
-        "--switches recurrent_kernels=torch",
+        "Counted with causal-conv1d, flash-linear-attention and mamba-ssm installed; without them up to "
+        "twice the memory and many times the time: --switches recurrent_kernels=torch",
         lambda case: _mixes(case) and _has_packages(case),
     ),
     not_modelled(

@@ -164,11 +164,10 @@ OPTIMIZER_RULES = (
         # torch 2.13 ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp: gesvdj_buffersize.  Intervals:
         # planner/program/update/projected.py.
         "galore-decomposes",
-        "The time of GaLore's decompositions, of each matrix once in update_proj_gap steps, is not counted; "
-        "their workspace, which cuSOLVER does not publish, is taken for two fp32 copies of a matrix, and by "
-        "intervals for none to four",
+        "GaLore's decompositions, once in update_proj_gap steps, are not timed; their workspace, which is "
+        "not published, is counted as two fp32 copies of a matrix, by intervals as none to four",
         lambda case: OPTIMIZER_FACTS[case.recipe.optimizer].decomposes,
-        lambda case: f"by one table of an A100 all of them take some {_decompositions_s(case):,.0f} s",
+        lambda case: f"some {_decompositions_s(case):,.0f} s for all of them on an A100",
     ),
     not_modelled(
         "gpu-optimizer-offloaded",

@@ -265,8 +265,8 @@ RECIPE_RULES = (
     warn(
         # transformers 4.39.0 to 4.57 and 5.23, as read for kbit_waits_on_host.
         "packed-base-loaded-whole",
-        "Transformers 5 loads a quantised base whole onto each GPU before FSDP divides it; 4.39 to 4.57 keep "
-        "it in host RAM, such as that of --stack trl@0.24",
+        "Transformers 5 loads a quantised base whole onto each GPU before FSDP divides it; --stack trl@0.24 "
+        "keeps it in host RAM",
         lambda case: (
             case.recipe.uses_fsdp
             and case.numerics.quantization in ("nf4", "fp4", "int8")
@@ -277,8 +277,8 @@ RECIPE_RULES = (
     ),
     warn(
         "weights-below-precision",
-        "Precision fp32 means no autocast: weights that are loaded in 16 bits are trained and multiplied in "
-        "16 bits; --load-dtype fp32 trains in fp32",
+        "Precision fp32 means no autocast: weights loaded in 16 bits are trained in 16 bits; --load-dtype "
+        "fp32 trains in fp32",
         lambda case: (
             case.numerics.precision == "fp32"
             and "precision" in case.given
@@ -290,16 +290,16 @@ RECIPE_RULES = (
     ),
     warn(
         "fused-experts-not-quantized",
-        "bitsandbytes skips the fused expert tensors of this stack, so most of a mixture-of-experts model "
-        "stays in 16 or 32 bits",
+        "bitsandbytes skips the fused expert tensors of this stack, so most of the model stays in 16 or 32 "
+        "bits",
         lambda case: case.stack.quantizes_experts == "never" and _fused_expert_bytes(case) > 0,
-        lambda case: f"{format_gib(_fused_expert_bytes(case))} of experts are not quantised",
+        lambda case: format_gib(_fused_expert_bytes(case)),
     ),
     warn(
         # transformers 5.23 integrations/bitsandbytes.py replace_with_bnb_linear: type(module) is nn.Linear.
         "own-linears-not-quantized",
-        "From Transformers 5 on bitsandbytes skips linear layers of a model's own class, so this model "
-        "stays in 16 or 32 bits; --stack hf-trainer@4 quantises it",
+        "With Transformers 5 bitsandbytes skips linear layers of a model's own class: this one stays in 16 "
+        "or 32 bits; --stack hf-trainer@4 quantises it",
         lambda case: (
             case.numerics.quantization in BITSANDBYTES
             and case.stack.passes_over != "nothing"
@@ -310,13 +310,9 @@ RECIPE_RULES = (
     ),
     warn(
         "fused-experts-adapted",
-        "PEFT adapts a fused expert tensor by a copy of all of it, which backward keeps: lora_targets "
-        "attention leaves it alone",
+        "PEFT copies each fused expert tensor it adapts, for backward: --lora-targets attention avoids it",
         lambda case: adapted_expert_bytes(case) > 0 and case.stack.mixture_code != "scattermoe",
-        lambda case: (
-            f"{format_gib(adapted_expert_bytes(case))} in all layers; with checkpointing one "
-            "layer's at a time"
-        ),
+        lambda case: f"{format_gib(adapted_expert_bytes(case))}; with checkpointing one layer's",
     ),
     refuse(
         "fp16-gradients",

@@ -68,9 +68,10 @@ def _above_label(case: Case) -> bool:
 def _makes_scores(case: Case) -> bool:
     shapes = [group.block.attention for group in case.model.groups]
     grouped = any(each.sdpa_input == "grouped" and each.n_kv_heads < each.n_heads for each in shapes)
-    as_given = case.stack.copies_kv_heads in ("none", "wide")
+    as_given = case.stack.copies_kv_heads in ("none", "wide") and not case.stack.tells_samples(case.recipe)
     hands_over = as_given and not case.stack.masks_padding(case.recipe.batch)
-    return lacks_flash2(case.gpu) and case.recipe.attention == "sdpa" and grouped and hands_over
+    no_flash = lacks_flash2(case.gpu) or case.numerics.compute_dtype == "fp32"
+    return no_flash and case.recipe.attention == "sdpa" and grouped and hands_over
 
 
 def _divides_fp32(case: Case) -> bool:
@@ -355,11 +356,10 @@ SYSTEM_RULES = (
         # keys would suit one (transformers 5.23 integrations/sdpa_attention.py use_gqa_in_sdpa).
         # Seen on a T4: https://github.com/huggingface/transformers/pull/45776.
         "grouped-heads-unfused",
-        "This card has no FlashAttention: where nothing is padded, Transformers hands over heads in groups, "
-        "which no other kernel of torch 2.13 takes, so the scores of all pairs are made; --stack unsloth has "
-        "a kernel for it",
+        "Torch takes grouped heads neither in fp32 nor without FlashAttention, and scores all pairs; "
+        "Transformers before 4.54 (--versions) and --stack unsloth copy them",
         _makes_scores,
-        lambda case: f"{case.gpu.name}, compute capability {case.gpu.compute_capability}",
+        lambda case: f"{case.gpu.name}, {case.numerics.compute_dtype}",
     ),
     *(rule for name in ATTENTIONS if ATTENTION_FACTS[name].is_flash for rule in _of_flash(name)),
     refuse(

@@ -60,9 +60,9 @@ def _fsdp_of(job: Job) -> type[Runtime]:
 
         return PipelinedFsdp2
     if job.model.expert_parts > 1:
-        from planner.program.engines.fsdp.expert_fsdp2 import ExpertFsdp2
+        from planner.program.engines.fsdp.expert_fsdp2 import ExpertFsdp2, SendingExpertFsdp2
 
-        return ExpertFsdp2
+        return SendingExpertFsdp2 if job.stack.model_code == "own" else ExpertFsdp2
     if job.recipe.sharding.dtensors:
         from planner.program.engines.fsdp.fsdp2 import Fsdp2
 

@@ -72,7 +72,7 @@ class Sizes:
     layers travel in 8 bits.
 
     Those of experts that are divided over ``job.model.expert_parts`` of them are divided over fewer:
-    along experts, and where there would be more processes than experts, along the rows of each.
+    along experts, and where torchtitan would have more processes than experts, along the rows of each.
     Source: torchtitan e347b1e5e distributed/parallel_dims.py build_mesh (``efsdp``),
     models/llama4/infra/parallelize.py apply_fsdp (``_experts_shard_placement_fn``).
     """
@@ -96,22 +96,26 @@ class Sizes:
         ]
         self._experts = frozenset(linear.name for linear in experts)
         self._of_experts = self.n // job.model.expert_parts
-        self._along_rows = bool(experts) and self._of_experts > min(linear.copies for linear in experts)
+        own = bool(experts) and job.stack.model_code == "own"
+        self._along_rows = own and self._of_experts > min(linear.copies for linear in experts)
         self.gathers_fp8 = numerics.fp8 == GATHERED_FP8
 
     def parts(self, weight: Weight) -> int:
         """Over how many processes a parameter is divided."""
-        return self._of_experts if self._is_of_experts(weight) else self.n
+        return self._of_experts if self.is_of_experts(weight) else self.n
 
     def along_rows(self, weight: Weight) -> bool:
         """Whether a parameter is divided along its second dimension, of which parts are put together by a
         copy.
         """
-        return self._along_rows and self._is_of_experts(weight)
+        return self._along_rows and self.is_of_experts(weight)
 
-    def _is_of_experts(self, weight: Weight) -> bool:
+    def is_of_experts(self, weight: Weight) -> bool:
+        """Whether a parameter is one of experts that GPUs divide."""
         # Most jobs divide no experts, and large models have a hundred thousand parameters.
-        return bool(self._experts) and not weight.outside and weight.name.split()[2] in self._experts
+        if not self._experts or weight.outside or not weight.stacked:
+            return False
+        return weight.name.split()[2] in self._experts
 
     def divides(self, weight: Weight) -> bool:
         """Whether a parameter is divided: of k-bit ones not all are."""

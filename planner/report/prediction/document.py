@@ -365,7 +365,8 @@ class PredictionDocument(DocumentPart):
     time: TimePart | None
     assumptions: list[AssumptionPart]
     levers: list[LeverPart] | None = Field(
-        description="what would save memory, the cheapest kind first; null where not asked"
+        description="what would save memory: settings, software, cards, then what changes the training; "
+        "null where not asked"
     )
     stacks: list[StackPart] = Field(description="what common stacks need; empty where the stack is given")
     run_at_length: AtLengthPart | None = Field(

@@ -4,6 +4,7 @@ within the rows of a terminal.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from planner.domain.term import PHASE_WORDS, TermName
 from planner.report.prediction.advice import assumption_choices, lever_choices, stacks_text
 from planner.report.prediction.sections import asks_for_run, data_notes, run_notes, step_note
 from planner.report.prediction.subject import Subject, terms_at_peak
-from planner.report.prediction.verdict import doubts, uses_text, verdict_note
+from planner.report.prediction.verdict import doubts, failure_notes, uses_text, verdict_note
 from planner.report.render.human import to_text
 from planner.report.render.layout import Block, Choices, Note, Section
 from planner.report.render.numbers import gib
@@ -54,6 +55,9 @@ _PARTS: dict[TermName, str] = {
     "vllm_engine": "vLLM beside the training",
 }
 _REST = "everything else"
+# Rules whose warning the first line has already, or that of the step.
+_SAID_ABOVE = ("[not-a-cuda-device]", "[gpu-speed-unknown]")
+_RULE_ID = re.compile(r" \[[a-z0-9-]+\]$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ def rooms() -> Iterator[Room]:
     """From all that may be shown to the least.
 
     Blank lines go first, then levers, then assumptions, then what warnings say after their first line,
-    then what the job's line says after its first, where card and stack may stand, then warnings.
+    then what the job's line says after its first, where card and stack may stand, then warnings, then stacks.
     """
     room = Room()
     yield room
@@ -93,7 +97,8 @@ def rooms() -> Iterator[Room]:
     room = replace(room, whole_job=False)
     yield from (replace(room, levers=1, assumptions=1, warnings=count) for count in range(N_WARNINGS, 0, -1))
     room = replace(room, assumptions=0, warnings=1)
-    yield from (replace(room, levers=1), replace(room, levers=0), replace(room, levers=0, stacks=False))
+    yield replace(room, levers=1)
+    yield from (replace(room, levers=count, stacks=False) for count in (1, 0))
 
 
 def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]:
@@ -119,6 +124,7 @@ def short_sections(subject: Subject, room: Room = Room()) -> tuple[Section, ...]
 def _about(subject: Subject, room: Room) -> Iterator[Note]:
     prediction, scenario = subject.prediction, subject.scenario
     yield Note(uses_text(subject))
+    yield from failure_notes(subject)
     host = prediction.host
     if prediction.verdict != "host_memory_short" and host.available_bytes is not None:
         sizes = f"{gib(host.required_per_node_bytes)} of {gib(host.available_bytes)} GiB"
@@ -141,9 +147,11 @@ def _more(subject: Subject) -> Note:
 
 
 def _warnings(subject: Subject, room: Room) -> Iterator[Note]:
-    texts, count = doubts(subject), room.warnings
+    texts = [text for text in doubts(subject) if not text.endswith(_SAID_ABOVE)]
+    count = room.warnings
     for text in texts[:count]:
-        yield Note(f"Warning: {text}", "warn", cut=not room.whole_warnings)
+        # The rule's id, by which plan rules lists it, is for who reads the details.
+        yield Note(f"Warning: {_RULE_ID.sub('', text)}", "warn", cut=not room.whole_warnings)
     if len(texts) > count:
         more = len(texts) - count
         yield Note(f"{more} more warning{'s' if more > 1 else ''}: --details", "warn")

@@ -7,7 +7,10 @@ spare the allocator keeps freed blocks cached, which it gives back when memory i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from planner.domain.prediction import Prediction, Verdict
+from planner.domain.recipes.sharding import DDP
 from planner.domain.scenario import Scenario
 from planner.domain.uncertainty.calibration import lengths_are_unknown
 from planner.report.prediction.intervals import level_interval
@@ -73,6 +76,26 @@ def uses_text(subject: Subject) -> str:
         shown = f"{gib(memory.driver_peak_bytes)} GiB"
         return f"It fills the card: nvidia-smi would show {shown}{interval}; with more memory {uncapped}."
     return f"nvidia-smi would show {uncapped}{interval}."
+
+
+def failure_notes(subject: Subject) -> Iterator[Note]:
+    """Where a job that does not fit stops, and that each GPU holds all of a model
+    where nobody said how it is divided.
+    """
+    prediction, scenario = subject.prediction, subject.scenario
+    memory, sharding = prediction.memory, scenario.assumption("sharding")
+    if prediction.verdict != "does_not_fit":
+        return
+    if memory.failed is not None and memory.limit_bytes:
+        yield Note(memory.failed.text.replace("stops", "Stops", 1))
+    is_assumed = sharding is not None and sharding.is_assumed and scenario.recipe.sharding == DDP
+    if not is_assumed or float(memory.state_bytes) <= (memory.limit_bytes or 0):
+        return
+    divided = [lever for lever in subject.levers or () if lever.only_divides_weights]
+    best = max(divided, key=lambda lever: lever.saves_bytes, default=None)
+    with_it = "" if best is None else gib(float(memory.must_have_bytes) - best.saves_bytes)
+    rest = "" if best is None else f"; {best.flags_text} needs {with_it} GiB"
+    yield Note(f"Each GPU holds the whole model (ddp assumed){rest}.")
 
 
 def doubts(subject: Subject) -> tuple[str, ...]:

@@ -4,8 +4,7 @@ one row for each phase and for each term of the list that both share.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
 
 from planner.allocator.documents.trace_document import TraceDocument
 from planner.domain.prediction import MemoryPrediction, PhasePeak, Prediction
@@ -16,7 +15,6 @@ from planner.report.trace.requests import Difference, Request
 from planner.report.trace.updates import UPDATE, Updates
 from planner.units import GIB
 
-BESIDE_SCHEMA_ID: Final = "planner/beside@1"
 # What every process holds, and files that are mapped: no allocation of a training step.
 _UNTRACED_HOST_TERMS = frozenset({"process", "saved_copy", "loaded_weights", "mapped_checkpoint"})
 _LEFT_OUT = "Left out: requests below 2 KiB, and tensors of one number for each token."
@@ -228,31 +226,6 @@ def _requests(difference: Difference) -> Grid:
 
 def _freed(request: Request) -> str:
     return ", ".join(f"{n_bytes:,}" for n_bytes in sorted(request.freed, reverse=True)) or "nothing"
-
-
-def beside_document(
-    beside: PlanBesideTrace, prediction: dict[str, Any], traced: TraceDocument
-) -> dict[str, Any]:
-    """Rows with their differences, and both whole documents."""
-    tables = {
-        name: [_entry(pair) for pair in getattr(beside, name)]
-        for name in ("peaks", "allocated", "reserved", "terms", "host")
-    }
-    tables["versions"] = [asdict(each) for each in beside.versions]
-    place = {"phase": beside.phase, "operator": beside.operator, "module": beside.module}
-    whole: dict[str, Any] = {
-        "first_difference": None if beside.difference is None else asdict(beside.difference)
-    }
-    whole |= {"prediction": prediction, "trace": traced.model_dump(by_alias=True)}
-    return {"schema": BESIDE_SCHEMA_ID, "peak": place, **tables, **whole}
-
-
-def _entry(pair: Pair) -> dict[str, Any]:
-    return {
-        **asdict(pair),
-        "difference_bytes": pair.difference_bytes,
-        "difference_of_peak": pair.difference_of_peak,
-    }
 
 
 def _grid(title: str, pairs: tuple[Pair, ...]) -> Grid:

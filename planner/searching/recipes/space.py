@@ -25,6 +25,7 @@ from planner.intake.resolve import LookedUp, complete
 from planner.intake.supported import cannot_step
 from planner.searching.common_stacks import COMMON_STACKS, runs_sharding
 from planner.searching.moves import moves
+from planner.searching.places import COMMON_CARDS
 from planner.words import words
 
 # Values of flags as they are typed; ``True`` and ``False`` for a switch and its opposite.
@@ -50,8 +51,8 @@ _CHOICES_OF_RECIPE = words(
 )
 CHOICES = (*CHOICES_OF_PLACE, *_CHOICES_OF_RECIPE, "batch", "grad_accum")
 """Flags that take several values with commas between them."""
-ANY_STACK = "any"
-"""Value of the flag for the stack that asks for each of the common ones."""
+ANY = "any"
+"""Value of the flags for the stack and the card that asks for each of the common ones."""
 _OPTIMIZERS_OF_FULL = ("adamw_8bit", "paged_adamw_8bit")
 
 
@@ -136,7 +137,8 @@ class Option:
 
 
 def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], dict[str, tuple[str, ...]]]:
-    """Fixed values and choices of flags as they were typed; ``--stack any`` are the common stacks.
+    """Fixed values and choices of flags as they were typed; ``--stack any`` are the common stacks,
+    ``--gpu any`` the common cards, ``--gpu any:8`` eight of each.
 
     Raises:
         UsageError: nothing between two commas.
@@ -144,8 +146,10 @@ def read_choices(flags: Mapping[str, object]) -> tuple[dict[str, str | bool], di
     fixed: dict[str, str | bool] = {}
     choices: dict[str, tuple[str, ...]] = {}
     for name, value in flags.items():
-        if name == "stack" and value == ANY_STACK:
+        if name == "stack" and value == ANY:
             choices[name] = COMMON_STACKS
+        elif name == "gpu" and isinstance(value, str) and value.partition(":")[0] == ANY:
+            choices[name] = tuple(f"{card}{value.removeprefix(ANY)}" for card in COMMON_CARDS)
         elif isinstance(value, str) and "," in value and name in CHOICES:
             parts = tuple(part.strip() for part in value.split(","))
             # Two cards may cost the same.

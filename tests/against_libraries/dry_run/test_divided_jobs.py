@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from measure.cli.main import main
 from planner.allocator.events import read_jsonl
 from planner.cli.main import main as plan
 from planner.domain.term import PHASES
-from planner.report.trace.requests import differences, ignored_sizes, of_program, of_trace
+from planner.report.trace.requests import Request, differences, ignored_sizes, of_program, of_trace
 from tests.extras import needs
 from tests.in_process import called
 from tests.jobs import job_by
@@ -41,6 +42,26 @@ SMALL_LLAMA = {
     "rms_norm_eps": 1e-5,
     "torch_dtype": "bfloat16",
     "tie_word_embeddings": False,
+}
+SMALL_MIXTURE = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "moe_intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
 }
 _ROWS = {" ".join(key_of(row)).rstrip(): row for row in read()}
 
@@ -86,17 +107,40 @@ def test_matrices_that_transformers_divides(
 ) -> None:
     """Beside FSDP2 of its own: each request of the plan is one of the Trainer's."""
     monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text(json.dumps(SMALL_LLAMA), encoding="utf-8")
+    words = f"--tensor-parallel 2 {more}"
+    program, trace = _requests(SMALL_LLAMA, words)
+    assert len(program) > 500
+    assert differences(program, trace) == []
+
+
+@pytest.mark.parametrize("more", ["2 --no-gradient-checkpointing", "4 --gradient-checkpointing"])
+def test_experts_that_transformers_divides(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over some of the GPUs of FSDP2 and over all of them: each request of the plan is one of the Trainer's.
+
+    Numbers and masks of rows are not counted: four rows for each of 1024 tokens.
+    """
+    monkeypatch.chdir(tmp_path)
+    rows = {n_bytes * 4 * 1024 for n_bytes in (1, 2, 4, 8)}
+    program, trace = _requests(SMALL_MIXTURE, f"--expert-parallel {more}", rows)
+    assert sum("all_to_all" in each.op for each in program) >= 4 * 4
+    assert differences(program, trace) == []
+
+
+def _requests(
+    config: dict[str, object], more: str, small: Collection[int] = ()
+) -> tuple[list[Request], list[Request]]:
+    """What the plan and the Trainer ask for on one of four GPUs; the trace ends behind its last request."""
+    Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     words = (
-        "--model config.json --method full --gpu h100-sxm:4 --stack hf-trainer@5 --tensor-parallel 2 "
-        f"--sharding fsdp --seq 1024 --padding longest --load-dtype bf16 {more}"
+        "--model config.json --method full --gpu h100-sxm:4 --stack hf-trainer@5 --sharding fsdp "
+        f"--seq 1024 --padding longest --load-dtype bf16 {more}"
     )
     code, _, _ = called(main, ["trace", *words.split(), "--json", "--events", "events.jsonl"])
     assert code == 0
     job = job_by(words)
-    ignored, phases = ignored_sizes(job.scenario), set(PHASES) - {"load", "adapters"}
+    ignored, phases = ignored_sizes(job.scenario) | set(small), set(PHASES) - {"load", "adapters"}
     program = of_program(job, ignored, phases)
     trace = of_trace(read_jsonl(Path("events.jsonl")), ignored, phases)
-    assert len(program) > 500
-    # The trace ends behind its last request.
-    assert differences(program[:-1], trace[:-1]) == []
+    return program[:-1], trace[:-1]

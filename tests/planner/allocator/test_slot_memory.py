@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from planner.allocator.settings import AllocatorSettings
 from planner.allocator.slot_memory import Memory
 from planner.units import MIB
 
@@ -58,7 +59,7 @@ def test_a_phase_begins_with_what_is_reserved() -> None:
 @pytest.mark.parametrize(("size", "mapped", "kept"), [(MIB, 4, 2), (30 * MIB, 100, 40)])
 def test_a_growing_segment_is_mapped_by_pages_and_unmapped_whole(size: int, mapped: int, kept: int) -> None:
     """Three blocks in pages of 2 or 20 MiB; an emptied cache gives back all without a block in use."""
-    memory = Memory(None, 3, grows=True)
+    memory = Memory(None, 3, AllocatorSettings(expandable_segments=True))
     run(memory, [0, 1, 2, ~1, ~2], [size] * 3)
     assert memory.reserved == mapped * MIB
     memory.release_cached()

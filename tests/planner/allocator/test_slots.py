@@ -420,6 +420,17 @@ def test_sizes_are_rounded_before_they_are_asked_for(loop: str) -> None:
 
 
 def test_settings_that_the_loop_does_not_follow_are_refused() -> None:
-    """A largest block that is split."""
+    """Segments of another size."""
     with pytest.raises(NotModelledError, match="expandable_segments"):
-        SlotEvents([0], [MIB], (), [0], settings=AllocatorSettings(max_split_bytes=40 * MIB))
+        SlotEvents([0], [MIB], (), [0], settings=AllocatorSettings(large_segment_bytes=40 * MIB))
+
+
+@pytest.mark.parametrize(("most", "reserved"), [(None, 60), (40, 90), (80, 60)])
+def test_a_block_above_the_largest_that_is_split_is_kept_whole(most: int | None, reserved: int) -> None:
+    """A request of 30 MiB does not take from one of 60, so the card has to have both."""
+    settings = AllocatorSettings(max_split_bytes=None if most is None else most * MIB)
+    program = SlotEvents([0, ~0, 1], [60 * MIB, 30 * MIB], (), [0], settings=settings)
+    done = replay_slots(program)
+    assert done.reserved_bytes == reserved * MIB
+    # On a card that has no room for both, the cache is given back.
+    assert least_limit(program, done, MIB) == pytest.approx(60 * MIB, abs=MIB)

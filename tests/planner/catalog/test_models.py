@@ -291,6 +291,22 @@ def test_config_file_and_folder(tmp_path: Path) -> None:
     assert by_file.spec.params_origin == "config-only"
 
 
+def test_what_holds_no_base_model_says_what_to_give(tmp_path: Path) -> None:
+    """A file of another kind, and a folder of adapters alone; a merged one is a model."""
+    with pytest.raises(UsageError, match="GGUF is not read: give the model that it was made of"):
+        load_model(str(tmp_path / "model.Q4_K_M.GGUF"))
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(InputFileError, match="adapters: give their base model"):
+        load_model(str(tmp_path))
+    _config_file(tmp_path, TINY)
+    assert load_model(str(tmp_path)).how == "file"
+
+
+def test_the_address_of_a_page_is_its_hub_id() -> None:
+    """As it is copied from a browser."""
+    assert load_model("https://huggingface.co/meta-llama/Llama-3.1-8B").spec.id == "llama-3.1-8b"
+
+
 def test_other_json_name_is_the_id(tmp_path: Path) -> None:
     """A file called otherwise than config.json names the model."""
     file = _config_file(tmp_path, TINY).rename(tmp_path / "small-llama.json")

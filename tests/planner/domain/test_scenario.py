@@ -13,6 +13,7 @@ from tests.jobs import resolved
         ("", ""),
         ("expandable_segments=on", "expandable_segments:True"),
         ("roundup_divisions=16", "roundup_power2_divisions:16"),
+        ("max_split_mib=64", "max_split_size_mb:64"),
         (
             "expandable_segments=on;roundup_divisions=16",
             "expandable_segments:True,roundup_power2_divisions:16",

@@ -51,6 +51,13 @@ def test_what_is_no_file_is_named_at_once(tmp_path: Path, monkeypatch: pytest.Mo
         assert len(str(caught.value)) < 200
 
 
+def test_the_folder_of_a_model_is_told_from_a_folder_of_files(tmp_path: Path) -> None:
+    """Who gives it as a file meant the model."""
+    (tmp_path / "config.json").touch()
+    with pytest.raises(InputFileError, match=r"the folder of a model: give it as --model /"):
+        read_text(tmp_path)
+
+
 def test_a_file_that_is_swapped_for_a_pipe_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

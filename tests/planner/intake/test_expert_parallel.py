@@ -9,9 +9,11 @@ import pytest
 
 from planner.domain.uncertainty.coefficients import Coefficients
 from planner.errors import UnreadCombinationError, UsageError
+from planner.program.engines.groups import Sizes
 from planner.program.job import Job, job_of
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import Unit
+from planner.program.parameters import model_weights
 from planner.throughput.parallel_time import exchange_seconds, exchanged_bytes
 from planner.throughput.time_inputs import job_of as timed_job_of
 from tests.jobs import resolved
@@ -37,6 +39,22 @@ def test_what_nothing_says() -> None:
     assert (scenario.stack.id, scenario.recipe.sharding.name) == ("torchtitan@2025", "fsdp")
     (said,) = [entry for entry in scenario.assumptions if entry.name == "expert_parallel"]
     assert "evenly" in said.note
+
+
+def test_mixtures_that_torchtitan_lacks_are_divided_by_transformers() -> None:
+    """Beside an FSDP2 of its own that casts nothing, over all GPUs."""
+    scenario = scenario_of(model="mixtral-8x7b")
+    assert (scenario.stack.id, scenario.recipe.sharding.name) == ("hf-trainer@5", "fsdp")
+    assert (scenario.stack.fsdp2_casts, scenario.stack.fsdp_loads) == ("never", "shards")
+
+
+def test_an_expert_of_all_tokens_is_not_divided() -> None:
+    """Its matrices are named like those of the experts; FSDP2 divides them over all sixteen GPUs."""
+    one = job(model="qwen1.5-moe-a2.7b", expert_parallel=4)
+    sizes = Sizes(one)
+    down = [each for each in model_weights(one) if each.name.endswith("down_proj")]
+    assert {sizes.parts(each) for each in down if each.stacked} == {16 // 4}
+    assert {sizes.parts(each) for each in down if not each.stacked} == {16}
 
 
 def test_one_gpu_has_some_of_the_experts() -> None:
@@ -84,8 +102,11 @@ def test_an_exchange_between_nodes_takes_longer() -> None:
     ("flags", "reason"),
     [
         ({"model": "llama-3.1-8b"}, "which has no experts"),
-        ({"stack": "torchtitan"}, "it is on torchtitan@2025"),
-        ({"stack": "hf-trainer@5"}, "it is on torchtitan@2025"),
+        ({"stack": "torchtitan"}, "it is on hf-trainer@5"),
+        ({"stack": "hf-trainer@5", "sharding": "zero3"}, "it is on hf-trainer@5 .--sharding fsdp. and"),
+        ({"stack": "hf-trainer@5", "versions": ("transformers==5.22.0",)}, "on stack 'hf-trainer@5'"),
+        ({"stack": "hf-trainer@5", "sharding": "hsdp"}, "with sharding hsdp; fsdp is"),
+        ({"stack": "hf-trainer@5", "model": "deepseek-v3"}, "for architecture 'deepseek_v3'"),
         ({"tensor_parallel": 2}, "beside tensor"),
         ({"sharding": "zero3"}, "with sharding zero3"),
         ({"sharding": "ddp"}, "with sharding ddp"),
@@ -94,7 +115,7 @@ def test_an_exchange_between_nodes_takes_longer() -> None:
         ({"sharding": "hsdp", "expert_parallel": 16}, "8 GPUs have one copy of the weights"),
         ({"gpu": "h100-sxm:6", "sharding": "hsdp", "expert_parallel": 4}, "do not divide by 4"),
         ({"method": "lora"}, "with adapters"),
-        ({"model": "mixtral-8x7b"}, "for architecture 'mixtral'"),
+        ({"model": "mixtral-8x7b", "stack": "torchtitan@2025"}, "for architecture 'mixtral'"),
         ({"eval_samples": 8}, "with evaluation"),
         ({"eval_batch": 8}, "with evaluation"),
         ({"nodes": 3, "expert_parallel": 24}, "do not divide by 24"),

@@ -96,16 +96,22 @@ def test_flags_do_what_the_lever_promises(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_cheapest_kind_comes_first_and_what_fits_leads_each_kind(name: str) -> None:
-    """Order: what is free, costs time, costs money or host RAM, changes the training;
-    in each what fits is first.
+def test_settings_come_first_by_kind_and_what_fits_leads_each_kind(name: str) -> None:
+    """Order: settings, other software, other cards, what changes the training; in each what is free, costs
+    time, costs money or host RAM; in each of these what fits is first.
     """
     found = levers(scenario(JOBS[name]))
-    keys = [(KINDS.index(lever.kind), not lever.fits) for lever in found]
+    places = [2 if {"gpu", "nodes"} & set(lever.flags) else int("stack" in lever.flags) for lever in found]
+    keys = [
+        (lever.kind == "training", place, KINDS.index(lever.kind), not lever.fits)
+        for lever, place in zip(found, places, strict=True)
+    ]
     assert keys == sorted(keys)
     assert all(lever.fits or lever.saves_bytes >= 64 * MIB for lever in found)
-    rest = [lever.saves_bytes for lever in found if lever.kind == "free" and not lever.fits]
-    assert rest == sorted(rest, reverse=True)
+    free = [lever for lever in found if lever.kind == "free" and not lever.fits]
+    for of_stack in (False, True):
+        rest = [lever.saves_bytes for lever in free if ("stack" in lever.flags) == of_stack]
+        assert rest == sorted(rest, reverse=True)
 
 
 def test_of_what_is_enough_the_one_that_slows_least_comes_first() -> None:
@@ -123,14 +129,17 @@ def test_of_what_is_enough_the_one_that_slows_least_comes_first() -> None:
     )
 
 
-def test_the_stack_is_offered_before_host_ram_and_data() -> None:
-    """A 24B model at 4,096 tokens on 24 GiB: Unsloth comes before offload, cards and a shorter length,
+def test_the_stack_is_offered_after_settings_before_cards_and_data() -> None:
+    """A 24B model at 4,096 tokens on 24 GiB: Unsloth comes before cards and a shorter length,
     and needs little RAM.
     """
     found = levers(scenario({"model": "mistral-small-24b", "method": "qlora", "gpu": "4090", "seq": "4096"}))
     fitting = [lever for lever in found if lever.fits]
-    assert fitting[0].flags == {"stack": "unsloth"}
-    assert fitting[0].host_bytes < 4 * GIB
+    stack = next(lever for lever in fitting if lever.flags == {"stack": "unsloth"})
+    assert stack.host_bytes < 4 * GIB
+    before, behind = fitting[: fitting.index(stack)], fitting[fitting.index(stack) + 1 :]
+    assert not any("stack" in lever.flags or lever.hardware_text for lever in before)
+    assert all(lever.hardware_text or lever.kind == "training" or "stack" in lever.flags for lever in behind)
     said = levers(
         scenario(typed("--model mistral-small-24b --method qlora --gpu 4090 --seq 4096 --stack hf-trainer@5"))
     )

@@ -1,10 +1,11 @@
 """FSDP2 beside experts that are divided over GPUs: those of a layer are a unit of their own inside of the
-layer's, over fewer GPUs, and modules name what is gathered ahead of them.
+layer's, over fewer GPUs; torchtitan's modules name what is gathered ahead of them.
 
-Source: torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp; torch 2.13
-distributed/fsdp/_fully_shard/_fsdp_state.py (``_states_to_forward_prefetch``), _fsdp_param_group.py
-wait_for_unshard (``world_size == 1``), _fsdp_collectives.py foreach_all_gather_copy_out and foreach_reduce
-(``fsdp_placement.dim != 0``).
+Source: transformers 5.23 distributed/fsdp.py apply_fully_sharded_data_parallelism
+(``set_gradient_divide_factor``); torchtitan e347b1e5e models/llama4/infra/parallelize.py apply_fsdp;
+torch 2.13 distributed/fsdp/_fully_shard/_fsdp_state.py (``_states_to_forward_prefetch``),
+_fsdp_param_group.py wait_for_unshard (``world_size == 1``), _fsdp_collectives.py
+foreach_all_gather_copy_out and foreach_reduce (``fsdp_placement.dim != 0``).
 """
 
 from __future__ import annotations
@@ -18,11 +19,40 @@ from planner.program.engines.fsdp.fsdp_units import INNER
 from planner.program.engines.groups import TABLE, TAIL, Gradient, Group
 from planner.program.job import Job
 from planner.program.ops.tensors import ELEMENT_BYTES
+from planner.program.parameters import Weight
 from planner.program.request_stream import RequestStream
 
 
 class ExpertFsdp2(Fsdp2):
-    """One process.  ``_ahead``: groups that a group sends for as its forward begins; ``_back``:
+    """One process of those that Transformers divides, which sends for groups as torch does by itself.
+
+    Ignored: that a second micro-step's gradient of experts stays until it is reduced.
+    """
+
+    def local_shards(self) -> list[Weight]:
+        """Experts behind all others, as parameters of one mesh are a group of the optimizer.
+
+        Source: transformers 5.23 trainer.py create_optimizer (``by_mesh``).
+        """
+        updated = [each for each in self.weights if self.is_updated(each)]
+        return [self.sizes.shard(each) for each in sorted(updated, key=self.sizes.is_of_experts)]
+
+    def receive_part(self, group: Group, n_bytes: float) -> int:
+        """Where one process has all, what is to be reduced is divided and copied."""
+        received = super().receive_part(group, n_bytes)
+        if group.n == 1:
+            self.free(self.take(n_bytes, "gradient_buckets", "div", REDUCE_STREAM))
+        return received
+
+    def last_gradient(self, group: Group) -> int | None:
+        """That of the last tensor of the experts."""
+        if self.sizes.is_of_experts(group.weights[-1]):
+            return group.gradients[-1].slot
+        return super().last_gradient(group)
+
+
+class SendingExpertFsdp2(ExpertFsdp2):
+    """One process of torchtitan.  ``_ahead``: groups that a group sends for as its forward begins; ``_back``:
     as its backward begins.
     """
 
@@ -30,6 +60,10 @@ class ExpertFsdp2(Fsdp2):
         super().__init__(stream, job)
         self._ahead: dict[str, list[str]] = {}
         self._back: dict[str, list[str]] = {}
+
+    def local_shards(self) -> list[Weight]:
+        """In the order of the model."""
+        return Fsdp2.local_shards(self)
 
     def load(self) -> None:
         """The shards, and which groups send for which."""
@@ -78,13 +112,6 @@ class ExpertFsdp2(Fsdp2):
             before = each.slot
         group.gradients = cut
         return before
-
-    def receive_part(self, group: Group, n_bytes: float) -> int:
-        """Where one process has all, what is to be reduced is divided by 1 and copied."""
-        received = super().receive_part(group, n_bytes)
-        if group.n == 1:
-            self.free(self.take(n_bytes, "gradient_buckets", "div", REDUCE_STREAM))
-        return received
 
     def _along_rows(self, group: Group) -> bool:
         return self.sizes.along_rows(group.weights[0])

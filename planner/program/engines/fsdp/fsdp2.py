@@ -260,7 +260,12 @@ class Fsdp2(Fsdp):
         group.whole = [self.take(group.shard_bytes * group.n, "gathered_parameters", "full_tensor")]
 
     def _after_forward(self, name: str, *, again: bool = False) -> None:
-        """``post_forward``: in backward, where a checkpoint runs a module again, nothing is given back."""
+        """``post_forward``: in backward, where a checkpoint runs a module again, nothing is given back.
+
+        The unit inside of a layer is then the root of that forward, of which the last buffer goes.
+        """
+        if again:
+            self.end_of_forward()
         if not again and not (name == TAIL and self._reads_head):
             super()._after_forward(name)
 
@@ -300,12 +305,17 @@ class Fsdp2(Fsdp):
             self._sent = self.take(
                 elements * ELEMENT_BYTES[dtype], "gradient_buckets", "reduce_scatter_input"
             )
-            # Of a layer the last one is that of a norm; one process alone has no such loop.
-            ends = [each.slot for each in group.gradients if each.module in self._ends and group.n > 1]
-            self.free(*(each.slot for each in group.gradients if each.slot not in ends[-1:]))
+            # One process alone has no such loop.
+            last = self.last_gradient(group) if group.n > 1 else None
+            self.free(*(each.slot for each in group.gradients if each.slot != last))
             group.gradients = []
             self._keep_part(group, elements / group.n, first)
-            self.free(*ends[-1:])
+            self.free(last)
+
+    def last_gradient(self, group: Group) -> int | None:
+        """The one of the last parameter where it is large; of a layer that is a norm."""
+        ends = [each.slot for each in group.gradients if each.module in self._ends]
+        return ends[-1] if ends else None
 
     def add_up(self, group: Group) -> None:
         """``to_accumulated_grad_if_needed``: what is not reduced yet waits in fp32, whole; later gradients

@@ -74,7 +74,7 @@ class Units:
             return ""
         if not (layer and self.inside):
             return layer
-        if weight.name.split()[2] in self._inner:
+        if weight.name.split()[2] in self._inner and (weight.stacked or not self._nested):
             return layer + INNER
         return layer if self._nested else ""
 

@@ -21,9 +21,10 @@ from contextlib import AbstractContextManager
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation
+from planner.program.layers.mixture.sent_rows import exchanged, in_places
 from planner.program.ops.autograd import record, save
 from planner.program.ops.operators import Operators, part_of, row_numbers
-from planner.program.ops.tensors import EXCHANGED_ROWS, Dtype, Tensor, Unit, replaced
+from planner.program.ops.tensors import Dtype, Tensor, Unit, replaced
 from planner.program.view import LayerView
 
 Shared = Callable[[Tensor], Tensor]
@@ -45,7 +46,7 @@ def _mixed(torch: Operators, view: LayerView, x: Tensor, shared: Shared) -> Tens
     routed = torch.index(x, n_chosen * hidden)
     returned = _experts(torch, view, routed)
     beside = shared(x) if view.block.mlp.shared_width else None
-    unsorted = _placed(torch, returned, Tensor(None, x.unit, n_chosen * hidden, returned.dtype), "zeros")
+    unsorted = in_places(torch, returned, Tensor(None, x.unit, n_chosen * hidden, returned.dtype), "zeros")
     with _made_again(torch):
         summed = torch.bmm(weights, torch.to(unsorted, "fp32"), (x.unit, hidden), inner=n_chosen)
     out = torch.to(summed, dtype)
@@ -111,18 +112,18 @@ def _experts(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
         given = _by_expert(torch, x, hidden, divided=divided)
         out = _computed(torch, view, given)
         size = Tensor(None, Unit.ARRIVED_ROWS, hidden, out.dtype)
-        placed = _placed(torch, out, size, "new_empty")
+        placed = in_places(torch, out, size, "new_empty")
         if not divided:
             del out
         # Without the last row, of zeros.
         sent = torch.part(placed, x.count, by_heads=False, unit=x.unit)
         del placed
-        return _exchanged(torch, sent) if divided else sent
+        return exchanged(torch, sent) if divided else sent
 
 
 def _by_expert(torch: Operators, x: Tensor, hidden: float, *, divided: bool) -> Tensor:
     """What arrives, and ``_permute``: a row of zeros behind it, which fills up the rows of each expert."""
-    arrived = _exchanged(torch, x) if divided else x
+    arrived = exchanged(torch, x) if divided else x
     unit, count, dtype = x.unit, x.count, x.dtype
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
@@ -153,29 +154,6 @@ def _product(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
 def _weight(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     return torch.parameter(Unit.ONE, spec.weight_count, view.dtypes.base, trained=view.trains_base)
-
-
-def _placed(torch: Operators, x: Tensor, size: Tensor, op: str) -> Tensor:
-    """Rows of ``x`` written to their places in a tensor of ``size`` that ``op`` makes."""
-    unit, count, dtype = x.unit, x.count, x.dtype
-    whole = torch.new(size.unit, size.count, size.dtype, op)
-    torch.pay([x], [x])
-    saved = save(torch, [x], [row_numbers()])
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        rows = Tensor(None, unit, count, dtype)
-        return [torch.new(unit, count, gradient.dtype, "index", cost=[rows])]
-
-    return record(torch, whole, [x], saved, backward)
-
-
-def _exchanged(torch: Operators, x: Tensor) -> Tensor:
-    """Rows that other GPUs sent, as many as this one sends; so do their gradients."""
-
-    def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
-        return [torch.like(gradient, EXCHANGED_ROWS, cost=None)]
-
-    return record(torch, torch.like(x, EXCHANGED_ROWS, cost=None), [x], [], backward)
 
 
 def _made_again(torch: Operators) -> AbstractContextManager[None]:

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from planner.domain.model import LinearSpec
 from planner.program.layers.activations import activation
-from planner.program.layers.mixture.experts import expert_spec, sum_of_experts
+from planner.program.layers.mixture.experts import expert_spec
 from planner.program.layers.mixture.experts_in_turn import expert_group
+from planner.program.layers.mixture.sent_rows import sum_of_experts
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators, shape_of
 from planner.program.ops.tensors import Tensor, Unit

@@ -12,17 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from planner.domain.model import LinearSpec, NormSpec
 from planner.program.layers.activations import activation, clamped_gate
 from planner.program.layers.mixture.experts_in_turn import in_turn
 from planner.program.layers.mixture.liger_experts import liger_experts
 from planner.program.layers.mixture.scattered import scattered
+from planner.program.layers.mixture.sent_rows import (
+    masked_in_place,
+    masked_rows,
+    sent_to_experts,
+    sum_of_experts,
+)
 from planner.program.layers.norms import norm
 from planner.program.ops.autograd import record
 from planner.program.ops.casts import linear_function
-from planner.program.ops.operators import Operators, shape_of
-from planner.program.ops.tensors import Dtype, InGraph, Tensor, Unit
+from planner.program.ops.operators import Operators
+from planner.program.ops.tensors import InGraph, Tensor, Unit
 from planner.program.ops.work import Manner
 from planner.program.view import LayerView
 from planner.program.weights.fine_grained import experts_fine_grained
@@ -118,7 +125,10 @@ def experts(torch: Operators, view: LayerView, x: Tensor, weights: Tensor) -> Te
             parts = _weight(torch, view, gate_up, up_factors), _weight(torch, view, down, down_factors)
             return liger_experts(torch, x, weights, (gate_up, down), parts)
         with torch.in_manner(_one_by_one(torch, view, down)):
-            return _grouped(torch, view, x, weights, ((gate_up, up_factors), (down, down_factors)))
+            specs = (gate_up, up_factors), (down, down_factors)
+            if view.recipe.parallel.experts > 1:
+                return sent_to_experts(torch, view, x, weights, partial(_of_rows, torch, view, specs))
+            return _grouped(torch, view, x, weights, specs)
 
 
 def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
@@ -132,6 +142,8 @@ def _one_by_one(torch: Operators, view: LayerView, spec: LinearSpec) -> Manner:
 
 Factors = tuple[Tensor, ...] | None
 """Two matrices that are multiplied and added to the weight, or one tensor that is added to it."""
+Specs = tuple[tuple[LinearSpec, Factors], ...]
+"""Both tensors of the experts."""
 
 
 def expert_spec(view: LayerView, reads: str) -> LinearSpec:
@@ -139,13 +151,7 @@ def expert_spec(view: LayerView, reads: str) -> LinearSpec:
     return next(spec for spec in view.linears(reads) if spec.group == "expert")
 
 
-def _grouped(
-    torch: Operators,
-    view: LayerView,
-    x: Tensor,
-    weights: Tensor,
-    specs: tuple[tuple[LinearSpec, Factors], ...],
-) -> Tensor:
+def _grouped(torch: Operators, view: LayerView, x: Tensor, weights: Tensor, specs: Specs) -> Tensor:
     """Each token once for each of its experts, by expert: products around a gate or a plain activation,
     and the sum over these experts.
     """
@@ -153,10 +159,33 @@ def _grouped(
     if view.stack.fused_experts:
         torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
     selected = torch.index(x, rows * hidden)
+    out, _variables = _computed(torch, view, selected, specs)
+    weighted = torch.mul(out, weights)
+    weighted = torch.index(weighted, rows * hidden)
+    return torch.to(sum_of_experts(torch, view, weighted, hidden), x.dtype)
+
+
+def _of_rows(torch: Operators, view: LayerView, specs: Specs, x: Tensor) -> Tensor:
+    """The same of rows that arrived for the experts of this GPU: one expert for each, with a weight of 1."""
+    torch.spend("launches", Unit.ONE, _SMALL_OPERATORS)
+    selected = masked_in_place(torch, torch.index(x, x.count))
+    out, _variables = _computed(torch, view, selected, specs)
+    weighted = torch.index(torch.same(out, "mul"), x.count)
+    return torch.to(sum_of_experts(torch, view, weighted, x.count), x.dtype)
+
+
+def _computed(
+    torch: Operators, view: LayerView, selected: Tensor, specs: Specs
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """What the experts return for rows that are sorted by expert, and what the function refers to until it
+    returns; rows of no expert here are masked.
+    """
+    divided = view.recipe.parallel.experts > 1
     (gate_up, up_factors), (down, down_factors) = specs
     first = _weight(torch, view, gate_up, up_factors)
     biases = _biases(torch, view, gate_up)
     out = _product(torch, view, gate_up, selected, first, biases)
+    out = masked_rows(torch, out) if divided else out
     if not view.block.mlp.gated:
         out = activation(torch, view, out)
     elif view.block.mlp.activation == "clamped_swiglu":
@@ -166,22 +195,12 @@ def _grouped(
     second = _weight(torch, view, down, down_factors)
     biases = _biases(torch, view, down)
     out = _product(torch, view, down, out, second, biases)
-    weighted = torch.mul(out, weights)
-    weighted = torch.index(weighted, rows * hidden)
-    return torch.to(sum_of_experts(torch, view, weighted, hidden), x.dtype)
+    return masked_rows(torch, out) if divided else out, (first, second, biases)
 
 
 def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
     gate, up = torch.halves(gate_up)
     return torch.mul(activation(torch, view, gate), up)
-
-
-def sum_of_experts(torch: Operators, view: LayerView, x: Tensor, count: float) -> Tensor:
-    """The rows of each token summed, in fp32 under autocast; the gradient is repeated for each row."""
-    dtype: Dtype = "fp32" if view.dtypes.autocast else x.dtype
-    rows = shape_of(x)
-    out = torch.new(x.unit, count, dtype, "sum", cost=[x])
-    return record(torch, out, [x], [], lambda *_: [torch.new(rows.unit, rows.count, rows.dtype, "clone")])
 
 
 def _product(

@@ -53,3 +53,18 @@ def test_other_trainers_of_open_instruct_are_refused(script: str) -> None:
     text = LAUNCH.replace("finetune.py", f"{script}.py") + " --learning_rate 1"
     with pytest.raises(NotModelledError, match="this trainer of open-instruct is not modelled"):
         started(SCRIPT, text)
+
+
+def test_a_launcher_may_stand_in_a_variable_whose_parts_wait_for_that_shell() -> None:
+    """The rank of a process is put in there; a container starts the launcher."""
+    launch = (
+        'LAUNCHER="accelerate launch --rdzv_conf "a=b,c=$D" --machine_rank \\$SLURM_PROCID \\\n'
+        " --num_processes 16 --num_machines 2 \\\n"
+        '"'
+    )
+    script = "open_instruct/finetune.py --max_seq_length 512"
+    for wrapper in ("", "singularity_wrapper exec "):
+        text = f'export {launch}\nexport CMD="{wrapper}$LAUNCHER {script}"\nsrun --x $Y bash -c "$CMD"'
+        job = started(SCRIPT, text)
+        assert job.script == "open_instruct/finetune.py"
+        assert (job.launch["num_processes"], job.launch["num_machines"]) == (16, 2)

@@ -157,3 +157,9 @@ def test_variables_in_long_words_are_read_in_little_time() -> None:
     """Each name is read in one way only, however many stand side by side."""
     text = 'N="' + "$ABCDEFGH " * 40 + ';"\na $N'
     assert ["a", "$N"] in words(text)
+
+
+def test_brackets_in_a_substitution_end_no_command() -> None:
+    """Those of what Python prints."""
+    text = """a $(python -c "import b; print(b.c[0])")/d.py --e 1"""
+    assert words(text) == [["a", "${command}/d.py", "--e", "1"]]

@@ -38,6 +38,10 @@ from planner.configs.launchers.variables import takes_defaults, with_values
         ('N=(x/y)\nfor M in "${N[@]}"; do\n K=$M\n a $K\ndone\na $M', "a x/y"),
         ('N=(x)\nfor i in "${!N[@]}"\ndo\nM=${N[$i]}\ndone\na $M', "a x"),
         ("N=(x)\nK=${#N[@]}\nfor (( i=0; i<$K; i++ )); do\nM=${N[i]}\ndone\na $M", "a x"),
+        ('N=/x/y.sh\na "$(dirname "$N")" $(dirname z) $(dirname .) $(basename $N)', 'a "/x" . .. y.sh'),
+        ('a $(uv run python -c "import b; print(b.__path__[0])")/c.py', "a b/c.py"),
+        ('N="b --c "d=1,e=$M" \\\n --f \\$G --h \\$(i -s)"\na $N', "a b --c d=1,e=$M   --f $G --h $command"),
+        ('N="0,1,4"\nM=(${N//,/ })\na ${#M[@]} ${K//,/ }', "a 3 ${K//,/ }"),
         ("a $(expr 32 / 4 / 2) $((2 + 3 * 4 - 1)) $((1 - 4 / 0))", "a 4 13 $((1 - 4 / 0))"),
     ],
 )
@@ -141,6 +145,14 @@ def test_what_is_read_changes_only_what_it_names() -> None:
     assert with_values("N=8\nunset M\na $N").endswith("a 8")
     assert with_values("N=8\nwhile read -r N; do\na $N\ndone").splitlines()[2] == "a $N"
     assert with_values("REPLY=8\nread\na $REPLY").endswith("a $REPLY")
+
+
+def test_a_sourced_file_of_another_machine_is_the_one_beside_the_script(tmp_path: Path) -> None:
+    """By its name; without one nothing is known of what it sets."""
+    text = "source /workspace/scripts/env.sh\nN=${N:-8}\na $N $M"
+    assert with_values(text, str(tmp_path)).splitlines()[-1] == "a $N $M"
+    (tmp_path / "env.sh").write_text("M=4\n", encoding="utf-8")
+    assert with_values(text, str(tmp_path)).splitlines()[-1] == "a 8 4"
 
 
 def test_a_sourced_file_that_is_there_is_read(tmp_path: Path) -> None:

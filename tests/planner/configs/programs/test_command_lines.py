@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.api.checks import CheckJob, check_job
+from planner.api.checks import CheckJob, check_job, command_job
 from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.domain.scenario import Scenario
@@ -18,7 +18,7 @@ from planner.intake.given.config_file import ConfigFile, read_config_file
 from planner.intake.given.request import from_flags
 from tests.files import answer_to, filled, written
 from tests.jobs import resolved
-from tests.planner.configs.programs.test_program import bare, program
+from tests.planner.configs.programs.test_program import TRAINER, bare, program
 
 WITH_TRL = """
 import torch
@@ -361,3 +361,76 @@ def test_a_script_called_as_one_of_trl_is_read_by_its_text(
     assert "model.half()" in refused.failure
     assert "--tool trl" in refused.failure
     assert checked(command, "trl").subject is not None
+
+
+def test_a_class_of_arguments_may_have_the_name_of_its_base(tmp_path: Path) -> None:
+    """It is derived from what had the name before."""
+    own = "class TrainingArguments(TrainingArguments):\n    bits: int = 16\n"
+    text = (
+        "from transformers import HfArgumentParser, TrainingArguments\n"
+        f"from dataclasses import dataclass\n@dataclass\n{own}"
+        + TRAINER.replace(
+            'args = TrainingArguments("out", per_device_train_batch_size=4, bf16=True, num_train_epochs=1)',
+            "args, = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()",
+        )
+    )
+    path = program(tmp_path, text)
+    command = f"python {path} --output_dir out --per_device_train_batch_size 4 --bf16 True --bits 16"
+    given = from_flags({"gpu": "rtx4090"})
+    found = check_job(command_job(f"{command} --num_train_epochs 1", CheckOptions()), given)
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.recipe.batch.micro_batch == 4
+
+
+WORLD = """
+import os
+world = int(os.environ.get("WORLD_SIZE", 1))
+steps = 128 // 4
+if world != 1:
+    steps = steps // world
+"""
+
+
+@pytest.mark.parametrize(
+    ("launch", "gpu", "steps"),
+    [
+        ("torchrun --nproc_per_node 4", "rtx4090:4", 8),
+        ("torchrun --nproc_per_node 4", "rtx4090:2", 16),
+        ("accelerate launch", "rtx4090:8", 4),
+        ("python", "rtx4090", 32),
+    ],
+)
+def test_a_program_knows_how_many_processes_there_are(
+    launch: str, gpu: str, steps: int, tmp_path: Path
+) -> None:
+    """As the flags say, else as its launcher does."""
+    text = WORLD + TRAINER.replace("num_train_epochs=1", "gradient_accumulation_steps=steps")
+    words = f"{launch} {program(tmp_path, text)} --x 1"
+    found = check_job(command_job(words, CheckOptions()), from_flags({"gpu": gpu}))
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.recipe.batch.grad_accum == steps
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [("model_max_length: int = 512", 256), ("model_max_length: int = 512\n    block_size: int = 64", None)],
+)
+def test_a_length_that_the_command_line_has_a_name_for_counts(
+    fields: str, length: int | None, tmp_path: Path
+) -> None:
+    """Where the text has no call that cuts samples; with two names it is asked for."""
+    text = (
+        "from transformers import HfArgumentParser, TrainingArguments\n"
+        f"class Own(TrainingArguments):\n    {fields}\n"
+        + TRAINER.replace('args = TrainingArguments("out", ', "args, = HfArgumentParser(Own).parse_args_into")
+        .replace("per_device_train_batch_size=4, bf16=True, num_train_epochs=1)", "_dataclasses()")
+        .replace(', truncation=True, max_length=512, padding="max_length"', "")
+    )
+    words = "--output_dir out --per_device_train_batch_size 4 --bf16 True --num_train_epochs 1"
+    command = f"python {program(tmp_path, text)} {words} --model_max_length 256"
+    found = check_job(command_job(command, CheckOptions()), from_flags({"gpu": "rtx4090"}))
+    if length is None:
+        assert "the length is the script's" in found.failure
+    else:
+        assert found.subject is not None, found.failure
+        assert found.subject.scenario.recipe.batch.seq_len == length

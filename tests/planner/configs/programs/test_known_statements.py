@@ -352,3 +352,41 @@ def test_one_process_with_several_gpus_is_refused_where_the_program_loads_its_mo
         answer = answer_to(command, {"gpu": "rtx4090:2"})
         assert (answer.subject is not None) is ends
         assert ends or "nn.DataParallel" in answer.failure
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("apply_liger_kernel_to_llama()", ""),
+        ("apply_liger_kernel_to_llama(model=model)", ""),
+        ("apply_liger_kernel_to_llama(swiglu=False)", "other than its defaults"),
+        # The first argument by place is that of one kernel.
+        ("apply_liger_kernel_to_llama(model)", "other than its defaults"),
+        ("apply_liger_kernel_to_qwen2()", "put into qwen2"),
+    ],
+)
+def test_kernels_of_liger_that_a_program_puts_in_are_those_of_the_trainer(
+    call: str, said: str, tmp_path: Path
+) -> None:
+    """With their defaults, and in the family of the model."""
+    begins = f"from liger_kernel.transformers import {call.partition('(')[0]}\n"
+    path = program(tmp_path, begins + TRAINER.replace("args = T", f"{call}\nargs = T"))
+    if said:
+        found = check_job(command_job(f"python {path}", CheckOptions()), from_flags({"gpu": "rtx4090"}))
+        assert said in found.failure
+        return
+    asked = job(program(tmp_path, TRAINER.replace("bf16=True", "bf16=True, use_liger_kernel=True")))
+    path.write_text(begins + TRAINER.replace("args = T", f"{call}\nargs = T"), encoding="utf-8")
+    assert job(path).recipe == asked.recipe
+    assert asked.recipe.loss == "liger"
+
+
+@pytest.mark.parametrize("condition", ["PACKED is True", "PACKED is not False"])
+def test_a_switch_may_be_asked_by_what_it_is(condition: str, tmp_path: Path) -> None:
+    """``1`` is not ``True``, and what is not known is neither."""
+    prepares = "model = prepare_model_for_kbit_training(model)\n"
+    asks = f"if {condition}:\n    {prepares}"
+    path = program(tmp_path, "PACKED = True\n" + TRAINER.replace(prepares, asks))
+    assert job(path).recipe == job(program(tmp_path, TRAINER)).recipe
+    unknown = TRAINER.replace(prepares, asks.replace("PACKED", "open('a').read()"))
+    assert "whether this is done" in refusal(tmp_path, unknown)

@@ -49,7 +49,7 @@ def test_adapters_that_are_not_here_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match=r"r of first/adapter_config\.json.*--lora-rank"):
         read(path)
     flags = frozenset({"lora_rank", "lora_targets"})
-    found = read_config_file(path, None, Beside(gpu="rtx4090", lone=True, flags=flags))
+    found = read_config_file(path, None, Beside(gpu="rtx4090", gpus=1, flags=flags))
     assert found.request.get("lora_rank") in (None, 8)
 
 

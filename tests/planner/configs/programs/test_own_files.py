@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError
 from planner.intake.given.config_file import read_config_file
+from planner.intake.given.request import from_flags
 from tests.planner.configs.programs.test_program import TRAINER, TRL, job, program, read, refusal
 
 SETTINGS = 'MODEL = "mistralai/Mistral-7B-v0.1"\nRANK, LENGTH = 64, 2048\n'
@@ -214,7 +217,7 @@ def test_what_alpaca_lora_does_behind_its_trainer(tmp_path: Path) -> None:
 def test_one_gpu_has_one_process(tmp_path: Path) -> None:
     """Variables of launchers have their defaults there, and are not known beside several GPUs."""
     path = program(tmp_path, TRAINER.replace("trainer = T", f"import os\n{LAUNCHED}trainer = T"))
-    assert read_config_file(path, beside=Beside(gpu="rtx4090", lone=True)).request.get("method") == "lora"
+    assert read_config_file(path, beside=Beside(gpu="rtx4090", gpus=1)).request.get("method") == "lora"
     with pytest.raises(NotModelledError, match="whether this is done"):
         read_config_file(path, beside=Beside(gpu="rtx4090"))
 
@@ -278,3 +281,21 @@ def test_configs_are_looked_for_as_modules_are(tmp_path: Path) -> None:
             with pytest.raises(NotModelledError, match="not all arguments of the trainer"):
                 read(path)
         config.unlink()
+
+
+@pytest.mark.parametrize(("name", "refused"), [("SeeingGRPOTrainer", True), ("LoggingSFTTrainer", False)])
+def test_a_trainer_of_its_own_that_generates_is_not_read_by_names(
+    name: str, tmp_path: Path, *, refused: bool
+) -> None:
+    """How much it generates they do not tell, whatever name the program has for it."""
+    beside(
+        tmp_path, own=f"from trl import Trainer\nclass {name}(Trainer):\n    def compute_loss(self): pass\n"
+    )
+    (tmp_path / "own").rename(tmp_path / "own.py")
+    text = f"from own import {name}\ntrainer_cls = {name}\ntrainer = trainer_cls(model=a)\ntrainer.train()\n"
+    words = (
+        f"python {program(tmp_path, text)} --model_name_or_path Qwen/Qwen2.5-0.5B --bf16 --max_length 512 "
+        "--num_train_epochs 1 --per_device_train_batch_size 1 --dataset_name a --use_peft"
+    )
+    found = check_job(command_job(words, CheckOptions(tool=None)), from_flags({"gpu": "rtx4090"}))
+    assert ("is not known" in found.failure) is refused, found.failure

@@ -10,6 +10,7 @@ from planner.api.checks import check_job, command_job
 from planner.api.files import CheckOptions
 from planner.intake.given.request import from_flags
 from planner.report.check.checked import Checked
+from tests.files import written
 from tests.planner.configs.programs.test_program import TRL, program
 
 ARGUMENTS = (
@@ -30,6 +31,7 @@ def answer(command: str) -> Checked:
         ("expandable_segments:True", "expandable_segments:True"),
         ("garbage_collection_threshold:0.8,expandable_segments:True", "expandable_segments:True"),
         ("roundup_power2_divisions:8", "roundup_power2_divisions:8"),
+        ("max_split_size_mb:128", "max_split_size_mb:128"),
         ("garbage_collection_threshold:0.8", ""),
         ("expandable_segments:False", ""),
     ],
@@ -95,7 +97,10 @@ def test_a_program_replaces_what_its_command_sets(line: str, said: str, tmp_path
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        ("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128", "is not modelled"),
+        (
+            "PYTORCH_ALLOC_CONF=large_segment_size_mb:32",
+            "PYTORCH_ALLOC_CONF: 'large_segment_size_mb:32' is not",
+        ),
         ("PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", "backend 'cudaMallocAsync'"),
         ("PYTORCH_CUDA_ALLOC_CONF='roundup_power2_divisions:[256:1,512:2,>:4]'", "is not modelled"),
         ("PYTORCH_CUDA_ALLOC_CONF=much", "key:value"),
@@ -135,3 +140,42 @@ def test_a_variable_that_depends_on_more_is_told() -> None:
     found = answer(f"PYTORCH_CUDA_ALLOC_CONF=$MINE {TRAINS}")
     assert found.subject is not None
     assert any("is not counted" in text for _, text in found.remarks)
+
+
+AXOLOTL = (
+    "base_model: Qwen/Qwen2.5-0.5B\nsequence_len: 512\nmicro_batch_size: 1\nbf16: true\nadapter: lora\n"
+    "lora_target_linear: true\n"
+)
+FACTORY = (
+    "llamafactory-cli train --model_name_or_path Qwen/Qwen2.5-0.5B --stage sft --do_train --bf16 "
+    "--finetuning_type lora --template qwen --dataset a --cutoff_len 512 --output_dir b"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ("", "expandable_segments:True"),
+        ("PYTORCH_ALLOC_CONF=max_split_size_mb:128 ", "max_split_size_mb:128"),
+        ("PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8 ", ""),
+    ],
+)
+def test_axolotl_sets_the_variable_where_nobody_does(tmp_path: Path, said: str, counted: str) -> None:
+    """Its own settings are not beside those that are said."""
+    path = written(tmp_path, AXOLOTL)
+    found = check_job(
+        command_job(f"{said}axolotl train {path}", CheckOptions()), from_flags({"gpu": "rtx4090:2"})
+    )
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.allocator_settings == counted
+
+
+@pytest.mark.parametrize(
+    ("gpu", "counted"), [("rtx4090:2", "expandable_segments:True"), ("rtx4090", "max_split_size_mb:128")]
+)
+def test_llama_factory_sets_it_for_torchrun_whatever_is_said(gpu: str, counted: str) -> None:
+    """Which it starts on several GPUs."""
+    job = command_job(f"PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128 {FACTORY}", CheckOptions())
+    found = check_job(job, from_flags({"gpu": gpu}))
+    assert found.subject is not None, found.failure
+    assert found.subject.scenario.allocator_settings == counted

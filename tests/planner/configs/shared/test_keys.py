@@ -8,6 +8,7 @@ import pytest
 
 from planner.configs.shared.keys import Keys
 from planner.errors import InputFileError, NotModelledError
+from tests.files import read, remarks
 
 FILE = Path("a.yaml")
 
@@ -162,3 +163,11 @@ def test_targets_of_one_text_are_an_expression() -> None:
     assert Keys(FILE, {"a": ["mlp.experts.up"]}).parameter_targets("a") == ("param:mlp.experts.up",)
     with pytest.raises(NotModelledError, match="of one layer"):
         Keys(FILE, {"a": ["3.mlp.experts.up"]}).parameter_targets("a")
+
+
+def test_how_often_the_run_goes_over_the_data_may_be_left_open(tmp_path: Path) -> None:
+    """No step depends on it: the default counts, and is told."""
+    text = "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_peft: true\nbf16: true\nnum_train_epochs: $EPOCHS\n"
+    found = read(tmp_path, f"{text}max_length: 512\n")
+    assert found.request.get("epochs") == 3.0
+    assert "say --epochs" in remarks(found)

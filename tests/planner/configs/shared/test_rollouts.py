@@ -239,3 +239,14 @@ def test_vllm_has_a_card_of_its_own(tmp_path: Path, text: str, machine: int, tra
     """
     recipe = OLD.replace("num_generations: 16\n", text) + "use_vllm: true\nbeta: 0\nbf16: true\n"
     assert scenario_of(tmp_path, recipe, gpu=f"a100-80-sxm:{machine}").hardware.world_size == trained
+
+
+@pytest.mark.parametrize(("share", "counted"), [("", 0.9), ("vllm_gpu_memory_utilization: 0.3\n", 0.3)])
+def test_vllm_on_the_first_card_of_the_training_lies_beside_it(
+    tmp_path: Path, share: str, counted: float
+) -> None:
+    """TRL 0.15 warns, and goes on; on another card it takes nothing from those that train."""
+    text = f"{OLD}bf16: true\nuse_vllm: true\nmax_completion_length: 64\n{share}"
+    found = rollout_of(tmp_path, f"{text}vllm_device: cuda:0\n")
+    assert (found.generator, found.vllm_share) == ("vllm", counted)
+    assert rollout_of(tmp_path, f"{text}vllm_device: auto\n").generator == "vllm-server"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from planner.api.checks import check_job, command_job
+from planner.api.files import CheckOptions
 from planner.configs.launchers.fsdp_keys import Beside
 from planner.errors import InputFileError, NotModelledError, UsageError
 from planner.intake.given.config_file import read_config_file, with_flags
@@ -303,3 +305,37 @@ def test_settings_of_4_bits_have_the_names_of_transformers_too(
     """In files of scripts that hand them on."""
     config = read(tmp_path, f"{TRL}{TRAINER}load_in_4bit: true\n{text}")
     assert (config.request.get("double_quant"), config.ignored) == (double, [])
+
+
+@pytest.mark.parametrize(("loss", "task"), [("kto_pair", "dpo"), ("simpo", "simpo"), ("kto", "kto")])
+def test_a_loss_that_one_trainer_has_alone_tells_it(tmp_path: Path, loss: str, task: str) -> None:
+    """Whatever the folder is called: recipes for DPO's loss of KTO lie in one for KTO."""
+    (tmp_path / "kto").mkdir()
+    path = written(tmp_path / "kto", f"{TRL}{TRAINER}beta: 0.1\nmax_length: 512\nloss_type: {loss}\n")
+    assert read_config_file(path).request.get("task") == task
+
+
+def test_tokens_that_a_script_adds_are_not_passed_over(tmp_path: Path) -> None:
+    """They make the token table and the head larger."""
+    with pytest.raises(NotModelledError, match="num_visual_tokens"):
+        read(tmp_path, f"{TRL}{TRAINER}num_visual_tokens: 16384\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "refused"),
+    [
+        ("src/mine/grpo.py", "Qwen/Qwen2-VL-7B-Instruct", True),
+        ("trl/examples/scripts/grpo.py", "Qwen/Qwen2-VL-7B-Instruct", False),
+        ("src/mine/grpo.py", "Qwen/Qwen2.5-7B-Instruct", False),
+    ],
+)
+def test_whether_a_script_gives_images_to_grpo_is_not_known(
+    script: str, model: str, *, refused: bool
+) -> None:
+    """One of TRL's folders gives those of the data alone, which are none where nothing says them."""
+    words = (
+        f"torchrun --nproc_per_node 8 {script} --model_name_or_path {model} --bf16 --num_generations 8 "
+        "--max_prompt_length 512 --beta 0.1 --per_device_train_batch_size 8 --torch_dtype bfloat16"
+    )
+    found = check_job(command_job(words, CheckOptions()), from_flags({"gpu": "h200:8"}))
+    assert ("gives images" in found.failure) is refused, found.failure

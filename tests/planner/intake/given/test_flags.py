@@ -8,6 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from planner.errors import UsageError
 from planner.intake.given.flags import (
     command_of,
     new_app,
@@ -58,6 +59,12 @@ def test_choices_are_told_and_completed() -> None:
     assert options["link"].help.endswith(": nvlink, pcie, qpi")
     for name, typed, offered in (("method", "ql", "qlora"), ("model", "qwen3-8", "qwen3-8b")):
         assert [each.value for each in options[name].shell_complete(None, typed)] == [offered]
+
+
+def test_a_flag_behind_a_flag_is_no_value_of_it() -> None:
+    """Else the word behind it is taken for a command."""
+    with pytest.raises(UsageError, match=r"^--gpu has no value: behind it stands --seq$"):
+        command_of(SCENARIO)(["--gpu", "--seq", "4k"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

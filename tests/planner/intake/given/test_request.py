@@ -148,16 +148,16 @@ def test_a_record_asks_for_its_configuration() -> None:
 @pytest.mark.parametrize(
     ("flags", "asked"),
     [
-        ({"gpu": "4090"}, ("4090", True)),
-        ({"gpu": "4090:1", "nodes": 1}, ("4090", True)),
-        ({"gpu": "4090:2"}, ("4090", False)),
-        ({"gpu": "4090", "gpus": 2}, ("4090", False)),
-        ({"gpu": "4090", "nodes": 2}, ("4090", False)),
-        ({"gpus": 1}, ("", False)),
+        ({"gpu": "4090"}, ("4090", 1)),
+        ({"gpu": "4090:1", "nodes": 1}, ("4090", 1)),
+        ({"gpu": "4090:2"}, ("4090", 2)),
+        ({"gpu": "4090", "gpus": 2}, ("4090", 2)),
+        ({"gpu": "4090:4", "nodes": 2}, ("4090", 8)),
+        ({"gpus": 1}, ("", 0)),
     ],
 )
 def test_one_card_trains_alone_where_no_flag_says_more(
-    flags: dict[str, object], asked: tuple[str, bool]
+    flags: dict[str, object], asked: tuple[str, int]
 ) -> None:
     """A program is read for it; ``--gpus`` counts as much as what is behind the card's name."""
     assert asked_card(from_flags(flags)) == asked

@@ -366,7 +366,11 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
     "int8-latents": ("--model glm-4.7-flash --method int8", "--model glm-4.7-flash --method qlora"),
     "gptq-sharded": ("--quantization gptq-int4 --gpus 2", "--sharding zero3", "--sharding zero2"),
     "stored-otherwise": (f"--model {AWQ} --quantization nf4", f"--model {AWQ} --method qlora"),
-    "grouped-heads-unfused": ("--model llama-3.2-1b --gpu t4 --precision fp16-mixed", "", "--stack unsloth"),
+    "grouped-heads-unfused": (
+        "--model llama-3.2-1b --stack hf-loop",
+        "--precision fp32 --load-dtype fp32",
+        "--precision bf16",
+    ),
     "stored-computes-otherwise": (f"--model {NF4}", "--precision fp16-mixed", "--precision bf16-mixed"),
     "packed-kernels-unread": ("--quantization gptq-int4", "--stack torchtune", "--stack trl"),
     "packed-fused-experts": ("--model mixtral-8x7b --quantization gptq-int4", "", "--stack hf-trainer@4"),
@@ -553,6 +557,13 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
 
 # Further ways into a rule, or around it: (rule id, flags over BASE, whether it answers).
 OTHER_WAYS: list[tuple[str, Flags, bool]] = [
+    ("grouped-heads-unfused", "--model llama-3.2-1b --gpu t4 --precision fp16-mixed", True),
+    ("grouped-heads-unfused", "--model llama-3.2-1b --gpu t4 --precision fp16-mixed --stack unsloth", False),
+    (
+        "grouped-heads-unfused",
+        "--model llama-3.2-1b --precision fp32 --load-dtype fp32 --versions transformers==4.53.3",
+        False,
+    ),
     ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest", True),
     ("te-tokens-unaligned", f"{TE} --seq 1001 --padding longest --tokens-per-sample 300", False),
     ("te-tokens-vary", f"{TE} --padding packed", False),

@@ -221,9 +221,12 @@ MIXTURE = {"model": "qwen3-30b-a3b", "stack": "megatron", "seq": TOKENS, "gpu": 
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"expert_tensor_parallel": 4}, "1 and tensor_parallel are"),
+        ({"expert_tensor_parallel": 4}, "1 is, and 2 as --tensor-parallel"),
         ({"method": "lora", "expert_tensor_parallel": 2}, "adapters of experts whose features"),
-        ({"expert_tensor_parallel": 2, "expert_parallel": 4}, "8 GPUs do not divide"),
+        (
+            {"expert_tensor_parallel": 2, "expert_parallel": 4},
+            "4 GPUs share layers, which do not divide by the 8",
+        ),
     ],
 )
 def test_some_ways_to_divide_experts_are_refused(flags: dict[str, Any], reason: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.domain.prediction import FailedRequest
 from planner.domain.recipes.job_line import short_job_line
 from planner.domain.scenario import RunPlan
 from planner.domain.term import PHASE_WORDS, Phase
@@ -15,8 +16,8 @@ from planner.report.render.layout import Note
 from planner.searching.run_length import AtLength
 from planner.searching.stack_needs import StackNeed
 from planner.searching.unsaid import Unsaid
-from planner.units import GIB
-from tests.jobs import typed
+from planner.units import GIB, MIB
+from tests.jobs import resolved, typed
 from tests.planner.report.prediction.made import (
     draw,
     draw_short,
@@ -45,6 +46,54 @@ def test_the_first_answer_shows_what_makes_it_fit_and_nothing_else() -> None:
     nothing = draw_short(Subject(scenario(), short_of_memory(), [*short, most]))
     assert "Nothing that was tried makes it fit; what saves most" in nothing
     assert "--most 1" in nothing
+
+
+def test_where_it_stops_is_said_of_what_does_not_fit() -> None:
+    """Part, phase, request and what is free; also why a request fails that is smaller."""
+    made = short_of_memory()
+    failed = FailedRequest("forward", "layer 16", "down_proj", "to", 86 * MIB, 0, 0, 0, 76 * MIB, 9, None)
+    made = replace(made, memory=replace(made.memory, failed=failed))
+    line = "Stops at layer 16, down_proj (forward): 86.0 MiB asked, 76.0 MiB free"
+    assert draw_short(Subject(scenario(), made)).splitlines()[2] == line
+    small = replace(failed, n_bytes=2 * MIB, unreserved_bytes=18 * MIB)
+    assert small.text.endswith("2.0 MiB asked, 18.0 MiB free, too little for the segment it needs")
+    whole = replace(failed, phase="load", part="load", module="")
+    assert whole.text == "stops (loading the model): 86.0 MiB asked, 76.0 MiB free"
+    fits = replace(prediction(), memory=replace(prediction().memory, failed=failed))
+    assert "Stops" not in draw_short(Subject(scenario(), fits))
+
+
+def test_a_model_that_nobody_divided_is_told_with_what_dividing_it_gives() -> None:
+    """Where weights and states alone are more than the card; not where somebody asked for ddp."""
+    flags = "--model 70b --method lora --gpu h100-sxm:8 --seq 512"
+    made = short_of_memory()
+    found = [
+        replace(lever("divided", {"sharding": "fsdp"}, kind="time"), saves_bytes=2 * GIB),
+        replace(lever("more", {"sharding": "fsdp", "offload": "optimizer+params"}), saves_bytes=3 * GIB),
+        replace(lever("states", {"sharding": "zero2"}, kind="time"), saves_bytes=4 * GIB),
+    ]
+    left = float(made.memory.must_have_bytes) - 2 * GIB
+    line = f"Each GPU holds the whole model (ddp assumed); --sharding fsdp needs {left / GIB:.2f} GiB."
+    assert float(made.memory.state_bytes) > 2 * GIB
+    made = replace(made, memory=replace(made.memory, limit_bytes=2 * GIB))
+    assert line in draw_short(Subject(resolved(flags), made, found)).splitlines()
+    assert "whole model" not in draw_short(Subject(resolved(flags, sharding="ddp"), made, found))
+    roomy = replace(made, memory=replace(made.memory, limit_bytes=round(float(made.memory.state_bytes))))
+    assert "whole model" not in draw_short(Subject(resolved(flags), roomy, found))
+
+
+def test_a_warning_of_the_first_answer_has_no_id_of_its_rule() -> None:
+    """It is in the details, by which plan rules lists it."""
+    warned = Subject(replace(scenario(), warnings=("Something is odd (1 GiB) [odd-rule]",)), prediction())
+    assert "Warning: Something is odd (1 GiB)\n" in draw_short(warned)
+    assert "[odd-rule]" in draw(warned)
+
+
+def test_what_a_line_says_already_is_no_warning_besides() -> None:
+    """A card without CUDA, and one without rates, are told by the verdict and by the step."""
+    said = ("No CUDA (x) [not-a-cuda-device]", "No rates (x) [gpu-speed-unknown]", "More [other]")
+    text = draw_short(Subject(replace(scenario(), warnings=said), prediction()))
+    assert ("No CUDA" in text, "No rates" in text, "Warning: More" in text) == (False, False, True)
 
 
 def test_of_several_stacks_the_one_that_is_enough_is_the_lever() -> None:

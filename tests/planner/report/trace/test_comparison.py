@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from planner.allocator.documents.trace_document import TraceDocument
+from planner.api.answering import How, answer_job
 from planner.domain.prediction import HostPrediction, MemoryPrediction, PhasePeak, Prediction
 from planner.domain.term import HostTerm, Phase, Term, TermName
+from planner.report.prediction.to_json import prediction_document
 from planner.report.render.layout import Grid
-from planner.report.trace.comparison import Pair, beside_document, beside_sections, put_beside
+from planner.report.trace.comparison import Pair, beside_sections, put_beside
+from planner.report.trace.document import beside_json
 from planner.report.trace.requests import Difference, Request
 from planner.report.trace.updates import Updates
 from planner.units import GIB
+from tests.jobs import typed
 
 
 def term(name: TermName, gib: float, *phases: Phase) -> Term:
@@ -152,11 +157,14 @@ def test_the_first_request_that_differs_has_a_table() -> None:
 
 def test_the_document_has_rows_and_both_answers() -> None:
     """Each row with its difference."""
-    document = beside_document(put_beside(predicted(), traced()), {"a": 1}, traced())
+    whole = prediction_document(
+        answer_job(typed("--model 1b --method lora --gpu 4090 --seq 512"), how=How(advise=False))
+    )
+    document = json.loads(beside_json(put_beside(predicted(), traced()), whole, traced()))
     assert document["peaks"][0] == {
         "name": "allocated", "plan_bytes": 9 * GIB, "trace_bytes": 10 * GIB, "peak_bytes": 10 * GIB,
         "difference_bytes": -GIB, "difference_of_peak": pytest.approx(-0.1),
     }  # fmt: skip
     assert document["peak"] == {"phase": "backward", "operator": "aten::mm", "module": "layers.0"}
-    assert (document["prediction"], document["first_difference"]) == ({"a": 1}, None)
+    assert (document["prediction"]["verdict"], document["first_difference"]) == ("fits", None)
     assert document["trace"]["schema"] == "measure/trace@1"
