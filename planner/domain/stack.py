@@ -174,8 +174,7 @@ class Stack(EngineFacts):
     or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
     FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
     keeps_hidden_states: bool
-    """The training loop refers to the input of each layer, and to what the last norm makes, in backward
-    (``output_hidden_states``)."""
+    """Inputs of layers and what the last norm makes live until backward (``output_hidden_states``)."""
     caches_keys: bool
     """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
     fused_norm: bool
@@ -185,7 +184,6 @@ class Stack(EngineFacts):
     gated_delta: GatedDelta
     recurrent_kernels: RecurrentKernels
     solves_chunks: bool
-    """Code in torch for the gated delta rule solves a system for each chunk, and does not go through rows."""
     latents_by_head: bool
     """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool

@@ -14,7 +14,8 @@ GatedDelta = Literal["fused_norm", "repeated", "grouped"]
 """
 RecurrentKernels = Literal["packages", "torch"]
 """What computes layers without attention: flash-linear-attention, causal-conv1d and mamba-ssm,
-or code of Transformers in torch, where these are not installed.
+or code of Transformers in torch, where these are not installed.  That of the gated delta rule goes through
+the rows of each chunk, or ``solves_chunks``: a triangular system of each (from 5.17 on).
 """
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
