@@ -24,7 +24,6 @@ from planner.program.ops.tensors import (
     PLAIN,
     Node,
     Tensor,
-    Unit,
     Unpack,
     keep,
     replaced,
@@ -105,7 +104,7 @@ class _Frame:
     def hold(self, tensor: Tensor) -> Unpack:
         """Drop a saved tensor; give it back from the second run."""
         del tensor
-        self.torch.spend("calls", Unit.ONE, self.torch.manner.calls * _HOOKED_OPERATORS)
+        self.torch.call("calls", _HOOKED_OPERATORS)
         number, self.n_saved = self.n_saved, self.n_saved + 1
 
         def unpack() -> Tensor:

@@ -94,11 +94,13 @@ class Manner:
     """How operators run: their part of the time, how often each is called, and whether the host waits.
 
     ``waits``: before each call of a forward pass the GPU must have done the one before.
+    ``per``: they are called so often for each of a unit; ``None``: in all.
     """
 
     share: Share = "elementwise"
     calls: float = 1
     waits: bool = False
+    per: Unit | None = None
 
 
 @dataclass(frozen=True, slots=True)
