@@ -26,7 +26,6 @@ from planner.program.ops.tensors import (
     PLAIN,
     Node,
     Tensor,
-    Unit,
     Unpack,
     keep,
     replaced,
@@ -123,7 +122,7 @@ class _Frame:
         if self.outputs:
             self.outputs.holds(tensor)
         del tensor
-        self.torch.spend("calls", Unit.ONE, self.torch.manner.calls * _HOOKED_OPERATORS)
+        self.torch.call("calls", _HOOKED_OPERATORS)
         number, self.n_saved = self.n_saved, self.n_saved + 1
 
         def unpack() -> Tensor:

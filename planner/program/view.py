@@ -147,12 +147,21 @@ class LayerView:
         return by_tokens or self.stack.model_parallel == "features"
 
     @property
+    def by_autotp(self) -> bool:
+        """Whether DeepSpeed divides matrices: it sums in place, and each GPU has the whole token table.
+
+        Source: deepspeed 0.19.8 module_inject/layers.py LinearAllreduce, LinearLayer, module_inject/
+        tp_plan_converter.py.
+        """
+        return self.recipe.parallel.tensor > 1 and self.recipe.uses_deepspeed
+
+    @property
     def uses_local_parts(self) -> bool:
         """Whether Transformers divides matrices, and without a graph takes their parts as plain tensors
         (transformers 5.23 distributed/tensor_parallel.py transform_inputs_pre_forward).
         """
         divides = self.recipe.parallel.tensor > 1 and self.stack.model_parallel == "features"
-        return divides and self.stack.fsdp2_casts != "always"
+        return divides and self.stack.fsdp2_casts != "always" and not self.by_autotp
 
     @property
     def wraps_parts(self) -> bool:
