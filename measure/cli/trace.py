@@ -4,6 +4,7 @@ replayed through the allocator.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from measure.cli.job_flags import ASSUMED_GPU, need, quiet, scenario_of, size_by
 from measure.output import write_remark, write_result
 from measure.trace.assumed import Assumed
 from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
-from measure.trace.report import other_cards, to_text
+from measure.trace.report import other_cards, to_text, wrapped
 from measure.trace.trace_json import to_json
 from planner.allocator.documents.summary import (
     Room,
@@ -33,6 +34,7 @@ from planner.domain.scenario import Assumption, Scenario
 from planner.errors import ExitCode, UnknownArchitectureError, UsageError
 from planner.files.writing import check_picture, check_writable
 from planner.intake.given.flags import Config, Force, OwnOptions, switch, valued
+from planner.printing import width_of
 
 EXAMPLE = "measure trace --model 7b --method lora --seq 1024 --batch 2"
 _LIBRARIES = ("torch", "transformers", "peft", "accelerate")
@@ -148,9 +150,18 @@ def trace(**given: Any) -> int:
         return _trace_divided(scenario, answer, limit_bytes)
 
     traced = trace_step(scenario, TraceOptions(answer.all_layers))
-    found = Recorded({0: traced.events}, scenario.assumptions, picture_title(scenario), traced.host)
+    assumed: tuple[Assumption | Assumed, ...] = (*scenario.assumptions, *_left_out(scenario))
+    found = Recorded({0: traced.events}, assumed, picture_title(scenario), traced.host)
     answer = replace(answer, allocator=_allocator_of(answer, scenario))
     return _say(answer, found, limit_bytes or _room_in(scenario))
+
+
+def _left_out(scenario: Scenario) -> tuple[Assumed, ...]:
+    """What the trace of one card has no step of, with a remark."""
+    if not scenario.run.evaluates:
+        return ()
+    write_remark("the evaluation is left out: plan counts it, and a dry run of the program runs it")
+    return (Assumed("evaluation", "left out", "the trace of one step", "plan counts it"),)
 
 
 def _room_in(scenario: Scenario) -> Room | None:
@@ -185,7 +196,8 @@ def _say(answer: TraceOutput, found: Recorded, room: Room | int | None) -> int:
     if answer.as_json:
         write_result(to_json(summary, timeline_of(events, summary), assumed, found.host))
     else:
-        write_result(to_text(summary, found.host) + found.words(assumed))
+        text = to_text(summary, found.host) + found.words(assumed)
+        write_result(wrapped(text, width_of(sys.stdout)))
     return int(summary.exit_code)
 
 

@@ -7,6 +7,7 @@ the place of the logits, runs head and loss.  No logits are returned, as with Li
 from __future__ import annotations
 
 import math
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -65,6 +66,8 @@ def _hand_on(_head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _without_logits(forward: Any) -> Any:
+    # A Trainer hands a model the columns that its forward names.
+    @wraps(forward)
     def run(model: Any, *args: Any, **kwargs: Any) -> Any:
         out = forward(model, *args, **kwargs)
         out["logits"] = None
@@ -115,11 +118,12 @@ class FusedLinearCrossEntropy(torch.autograd.Function):
         size = liger_chunk_rows(rows.shape[0], *weight.shape)
         by_rows = torch.zeros_like(rows)
         by_weight = torch.zeros_like(weight) if weight.requires_grad and rows.requires_grad else None
-        losses = torch.zeros(rows.shape[0], dtype=torch.float32)
+        losses = torch.zeros(rows.shape[0], dtype=torch.float32, device=rows.device)
         (targets != _IGNORED).sum()
         # One buffer serves all pieces, unless autocast has to cast the operands.
-        direct = rows.dtype == weight.dtype and torch.get_autocast_dtype("cpu") == rows.dtype
-        direct = direct if torch.is_autocast_enabled("cpu") else rows.dtype == weight.dtype
+        direct, device = rows.dtype == weight.dtype, rows.device.type
+        if torch.is_autocast_enabled(device):
+            direct = direct and torch.get_autocast_dtype(device) == rows.dtype
         buffer = rows.new_empty((size, weight.shape[0])) if direct else None
         for start in range(0, rows.shape[0], size):
             piece = rows[start : start + size]

@@ -30,6 +30,7 @@ def trainer_arguments(scenario: Scenario, folder: str, **more: Any) -> Any:
     # The Trainer hands it on to ``activation_checkpointing_enable`` (Transformers 5.23 training_args.py).
     every = {"every_n_layers": recipe.checkpoint_every} if recipe.rebuilds_some else {}
     make: Any = transformers.TrainingArguments
+    liger = {"use_liger_kernel": True, "liger_kernel_config": LIGER_LOSS_ONLY}
     return make(
         output_dir=folder,
         per_device_train_batch_size=int(recipe.batch.micro_batch),
@@ -45,9 +46,7 @@ def trainer_arguments(scenario: Scenario, folder: str, **more: Any) -> Any:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        use_liger_kernel=recipe.loss == "liger",
-        liger_kernel_config=LIGER_LOSS_ONLY if recipe.loss == "liger" else None,
-        **more,
+        **{**(liger if recipe.loss == "liger" else {}), **more},
     )
 
 

@@ -199,6 +199,16 @@ def _become_flash(module: Any) -> None:
         code["_flash_attention_forward"] = modeling_flash_attention_utils._flash_attention_forward
 
 
+def class_of(scenario: Scenario, config: Any) -> Any:
+    """The class of Transformers that makes the whole model, or its text part where nothing is seen."""
+    whole = scenario.model.vision is not None
+    if whole or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        # Some models that see or hear are in this list alone, such as InternVL and Voxtral; of others
+        # the list below has the text part.
+        return getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
+    return transformers.AutoModelForCausalLM
+
+
 def base_model(scenario: Scenario, config: Any) -> Any:
     """The model without adapters, on the device of the context.
 
@@ -206,12 +216,7 @@ def base_model(scenario: Scenario, config: Any) -> Any:
         NotModelledError: what Transformers will not make; says its reason.
     """
     try:
-        kind: Any = transformers.AutoModelForCausalLM
-        whole = scenario.model.vision is not None
-        if whole or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-            # Some models that see or hear are in this list alone, such as InternVL and Voxtral; of others
-            # the list above has the text part.
-            kind = getattr(transformers, "AutoModelForMultimodalLM", transformers.AutoModelForImageTextToText)
+        kind: Any = class_of(scenario, config)
         if scenario.recipe.task in ("reward", "classify") and not scenario.model.value_head:
             kind, config = transformers.AutoModelForSequenceClassification, copy.deepcopy(config)
             config.num_labels, config.pad_token_id = scenario.model.head.out_features, 0

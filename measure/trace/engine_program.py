@@ -18,8 +18,10 @@ from transformers.distributed.configuration_utils import DistributedConfig
 
 from measure.recipe.adapters import DTYPES, adapted
 from measure.recipe.kbit import prepare_for_kbit, quantization_config
+from measure.recipe.losses import install_loss
 from measure.recipe.trained import checkpoint_activations, freeze
 from measure.recipe.trainer_arguments import sharding_settings, trainer_arguments
+from measure.trace.build import class_of
 from measure.trace.cuda.recurrent import recurrent_kernels
 from planner.domain.recipes.attention_kernels import ATTENTION_FACTS
 from planner.domain.scenario import Scenario
@@ -47,7 +49,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 def loaded(scenario: Scenario) -> Any:
     """The model as a training script hands it to the Trainer."""
     recipe = scenario.recipe
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    load: Any = class_of(scenario, transformers.AutoConfig.from_pretrained(MODEL_FOLDER)).from_pretrained
     model = load(
         MODEL_FOLDER,
         distributed_config=_divided_model(scenario),
@@ -57,6 +59,11 @@ def loaded(scenario: Scenario) -> Any:
     )
     # Of models with a tower the config of the text alone knows this word, which ``from_pretrained`` refuses.
     model.config.get_text_config().use_cache = False
+    # Accelerate looks for each of them, also for those of a tower that is not there.
+    classes, undivided = {type(module).__name__ for module in model.modules()}, "_no_split_modules"
+    setattr(model, undivided, [name for name in getattr(model, undivided) or () if name in classes])
+    # The fused loss by torch's operators: Liger's package is not needed.
+    install_loss(model, recipe)
     model = freeze(model, scenario)
     if recipe.numerics.quantization != "none":
         prepare_for_kbit(model, scenario)
@@ -110,15 +117,17 @@ def _divided_sequences(scenario: Scenario) -> dict[str, Any]:
 
 
 def _evaluation(scenario: Scenario) -> dict[str, Any]:
-    """What the Trainer is told of evaluation, where there is one."""
-    return {"eval_strategy": "steps", "eval_steps": 1} if scenario.run.evaluates else {}
+    """What the Trainer is told of evaluation, where there is one.  The dry run itself asks for one behind its
+    last step; an earlier one would leave a cache to later steps that training for long does not begin with.
+    """
+    return {"eval_strategy": "steps", "eval_steps": _STEPS} if scenario.run.evaluates else {}
 
 
 def train(scenario: Scenario) -> None:
     """Train until somebody stops it."""
     # Before the model: under ZeRO-3 they decide how a checkpoint is read.
     settings = {**engine_settings(scenario), **_evaluation(scenario)}
-    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, **settings)
+    arguments = trainer_arguments(scenario, "out", max_steps=_STEPS, use_liger_kernel=False, **settings)
     if scenario.hardware.nodes > 1:
         # All processes are on one machine here; DeepSpeed takes the cards that it sees for those of a node.
         torch.cuda.device_count = lambda: int(scenario.hardware.gpus_per_node)

@@ -5,6 +5,7 @@ and unused memory.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 
 from measure.trace.assumed import Assumed
@@ -12,10 +13,11 @@ from measure.trace.host_records import NO_HOST_MEMORY, HostMemory
 from planner.allocator.documents.summary import PhaseSummary, Summary
 from planner.allocator.documents.timeline import Moment
 from planner.allocator.replay import ReplayResult
-from planner.domain.term import in_words
+from planner.domain.term import PHASE_WORDS, in_words
 from planner.units import GIB, format_bytes, format_gib
 
-_PHASE_HEAD = f"{'phase':<16}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"
+_PHASE_WIDTH = max(map(len, PHASE_WORDS.values()))
+_PHASE_HEAD = f"{'phase':<{_PHASE_WIDTH}}{'allocated':>11}{'reserved':>11}{'unused':>9}  most allocated at"
 
 
 def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
@@ -32,7 +34,7 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
             for level, size, moment in peaks
         ),
         "",
-        "Peak of each phase in GiB; _2: later micro-batches; unused: reserved less allocated",
+        "Peak of each phase in GiB; unused: reserved less allocated",
         _PHASE_HEAD,
         *(_phase_line(each) for each in summary.phases),
         "",
@@ -42,6 +44,18 @@ def to_text(summary: Summary, host: HostMemory = NO_HOST_MEMORY) -> str:
     if host.holdings:
         lines += ["", f"Paged states in host memory: {format_gib(host.per_process_bytes)}"]
     return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str, width: int) -> str:
+    """``text`` in lines of so many columns where words let it: what goes on is indented by two more."""
+    lines = []
+    for line in text.split("\n"):
+        deeper = " " * (len(line) - len(line.lstrip()) + 2)
+        whole = textwrap.wrap(
+            line, width, subsequent_indent=deeper, break_long_words=False, break_on_hyphens=False
+        )
+        lines += whole or [""]
+    return "\n".join(lines)
 
 
 def other_cards(summaries: Mapping[int, Summary], fullest: int) -> tuple[Assumed, ...]:
@@ -107,7 +121,8 @@ def _expandable_sentence(other: ReplayResult) -> str:
 def _phase_line(each: PhaseSummary) -> str:
     peaks, moment = each.peaks, each.at_peak
     sizes = f"{peaks.allocated_bytes / GIB:>11.2f}{peaks.reserved_bytes / GIB:>11.2f}"
-    return f"{peaks.phase:<16}{sizes}{moment.unused_bytes / GIB:>9.2f}  {_place(moment)}"
+    sizes += f"{moment.unused_bytes / GIB:>9.2f}"
+    return f"{in_words(peaks.phase):<{_PHASE_WIDTH}}{sizes}  {_place(moment)}"
 
 
 def _place(moment: Moment) -> str:

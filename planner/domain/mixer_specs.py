@@ -136,6 +136,11 @@ class Mamba1Spec:
     fused: bool = False
 
     @property
+    def conv_width(self) -> int:
+        """Features that the convolution runs over."""
+        return self.width
+
+    @property
     def param_count(self) -> int:
         """Parameters that are neither matrix nor norm: the convolution, A, and what skips the scan."""
         return self.width * (self.kernel + int(self.conv_bias) + self.state + 1)

@@ -200,15 +200,6 @@ DIFFERENCES = (
         "from_pretrained keeps the bias by which experts are chosen in fp32 (transformers 5.23 "
         "_keep_in_fp32_modules_strict); the trace makes it in the dtype of the weights",
     ),
-    Difference(
-        "masked scores",
-        frozenset({"aten._safe_softmax.default"}),
-        frozenset({"aten._safe_softmax.default"}),
-        "attention without a fused kernel adds its mask to the scores in place, and marks empty rows (torch "
-        "2.13 ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math and "
-        "ATen/native/SoftMax.cpp _safe_softmax); fake tensors make more scores, and no marks",
-        0.09,
-    ),
 )
 
 FREES = Difference(

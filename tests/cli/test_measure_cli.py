@@ -122,6 +122,18 @@ def test_wrong_use_is_one_sentence(arguments: list[str], says: str) -> None:
 
 @pytest.mark.real
 @needs_torch
+def test_a_trace_says_that_it_has_no_evaluation(config: str) -> None:
+    """In a remark, and among what it assumed."""
+    job = ("trace", "--model", config, "--method", "lora", "--seq", "64", "--batch", "2", "--json")
+    done = run_process(*job, "--eval-batch", "4")
+    assert done.returncode == 0, done.stderr
+    assert "the evaluation is left out" in done.stderr
+    found = [each["value"] for each in json.loads(done.stdout)["assumptions"] if each["name"] == "evaluation"]
+    assert "left out" in found
+
+
+@pytest.mark.real
+@needs_torch
 def test_a_trace_in_json_adds_up(config: str) -> None:
     """Phases in order, terms that sum up to the allocated peak, reserved at least as much,
     and where the peak is.

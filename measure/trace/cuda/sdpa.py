@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from planner.units import KIB, MIB
 
@@ -72,13 +73,52 @@ def _attention_on_cuda(
             query, key, value, bias, keeps_lse, dropout_p, is_causal, scale=scale
         )[0]
         return result
-    # The unfused form is the same code on every device: a composite of products and a softmax,
-    # in fp32 for 16-bit inputs.
+    if isinstance(query, FakeTensor):
+        return _unfused(query, key, value, attn_mask, (dropout_p, is_causal, grouped), scale)
     unfused = _aten._scaled_dot_product_attention_math
     plain: torch.Tensor = unfused(
         query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped
     )[0]
     return plain
+
+
+def _unfused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    switches: tuple[float, bool, bool],
+    scale: float | None,
+) -> torch.Tensor:
+    """Single operators, in fp32 for 16-bit inputs.  ``switches``: dropout, whether it is causal, and whether
+    heads of keys are fewer.  The operator itself adds the mask to a copy of scores where they are fake.
+
+    Source: ATen/native/transformers/attention.cpp ``_scaled_dot_product_attention_math``;
+    ATen/native/SoftMax.cpp ``_safe_softmax``, which marks what is minus infinity, and empty rows.
+    """
+    dropout, is_causal, grouped = switches
+    wide = [each.float() if each.dtype in _HALF else each for each in (query, key, value)]
+    factor = math.sqrt(scale or 1 / math.sqrt(query.size(-1)))
+    scaled = wide[0] * factor
+    if is_causal:
+        lower = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = torch.where(lower, 0.0, torch.scalar_tensor(-math.inf, dtype=scaled.dtype))
+        del lower
+    times = query.size(-3) // key.size(-3) if grouped else 1
+    keys, values = (each.repeat_interleave(times, -3) if grouped else each for each in wide[1:])
+    scores = torch.matmul(scaled, (keys * factor).transpose(-2, -1))
+    if mask is not None:
+        scores.add_(mask)
+    shares: torch.Tensor = _aten._safe_softmax(scores, -1)
+    with torch.no_grad():
+        marks = scores.isneginf()
+        # Rows, and the number that they get.
+        _small = marks.all(-1, keepdim=True), scores.new_empty(())
+    del scores, marks, _small
+    if dropout > 0:
+        shares = torch.dropout(shares, dropout, True)
+    _returned = shares.to(query.dtype)
+    return torch.matmul(shares, values).to(query.dtype)
 
 
 def choose_kernel(

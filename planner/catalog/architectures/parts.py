@@ -22,20 +22,8 @@ from planner.domain.model import (
 
 
 def group_layers(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
-    """Equal layers counted together, in order of first appearance.
-
-    Alternating patterns (local and global attention) give two groups, not one per layer:
-    totals do not depend on the order.
-    """
-    counts: dict[BlockSpec, int] = {}
-    for block, run in groupby(blocks):
-        counts[block] = counts.get(block, 0) + sum(1 for _ in run)
-    return tuple(BlockGroup(count, block) for block, count in counts.items())
-
-
-def layers_in_order(blocks: Iterable[BlockSpec]) -> tuple[BlockGroup, ...]:
-    """Equal layers in a row counted together: where kinds differ in what backward needs,
-    the order decides the fullest moment.
+    """Equal layers in a row counted together: the order decides which free blocks the next pass finds,
+    and where kinds differ in what backward needs, the fullest moment.
     """
     return tuple(BlockGroup(sum(1 for _ in row), block) for block, row in groupby(blocks))
 

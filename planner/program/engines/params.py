@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.arrays import largest
+from planner.domain.mixer_specs import Mamba1Spec, Mamba2Spec
 from planner.domain.term import TermName
 from planner.program.job import Job
 from planner.program.load import engine_dtypes, prepared_dtype
@@ -124,13 +125,18 @@ def optimizer_groups(job: Job, trained: list[Param]) -> list[list[Param]]:
 
 
 def _longest_vector(job: Job) -> int:
-    """Elements of the longest bias or norm, which have no weight decay:
-    the widest side of a matrix of the layers.
+    """Elements of the longest bias or norm, which have no weight decay; a convolution has more.
 
     Source: transformers 5.23 trainer.py get_decay_parameter_names.
     """
-    linears = (linear for group in job.model.groups for linear in group.block.linears)
-    return max(max(linear.in_features, linear.out_features) for linear in linears)
+    model = job.model
+    norms = [norm.width for group in model.groups for norm in group.block.norms]
+    linears = [linear for group in model.groups for linear in group.block.linears]
+    biases = [linear.out_features for linear in (*linears, model.head) if linear.bias]
+    mixers = [group.block.mixer for group in model.groups]
+    spaces = [each for each in mixers if isinstance(each, Mamba1Spec | Mamba2Spec)]
+    biases += [each.conv_width for each in spaces if each.conv_bias]
+    return max(*norms, *biases, *(norm.width for norm in model.final_norms))
 
 
 def packed_elements(job: Job, elements: int) -> tuple[int, int]:

@@ -21,6 +21,9 @@ def norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor, name: str
 
     What stands behind a space tells several of one name in a layer apart, for engines that hook into modules.
     """
+    if view.recipe.sharding.is_zero3 and x.dtype == "fp32":
+        # A function of DeepSpeed's around each module, in which gradients of its input are summed first.
+        x = torch.reshaped(x)
     with torch.inside(name, name.partition(" ")[0]):
         if spec.kind == "layer" and spec.scaling in _FUSED:
             return _layer_norm(torch, view, spec, x)

@@ -393,7 +393,8 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     """Attention by single operators in fp32: one head of keys for all is broadcast, of groups each is copied.
 
     Of one sample no head is copied for a product.  Probabilities are cast to be returned.
-    Source: attention.cpp ``_scaled_dot_product_attention_math``, ``pre_process_group_query_attention_input``.
+    Source: attention.cpp ``_scaled_dot_product_attention_math``, ``pre_process_group_query_attention_input``;
+    torch 2.13 ATen/native/SoftMax.cpp ``_safe_softmax``.
     """
     spec, given = view.block.attention, query.dtype
     # Heads that the model's own code copied before are as many as those of the query.
@@ -409,13 +410,21 @@ def _unfused(torch: Operators, view: LayerView, query: Tensor, key: Tensor, valu
     scores = _product(torch, factors, Unit.PAIRS, spec.n_heads)
     del factors
     del scaled_key
-    scores = torch.contiguous(scores, "add")
-    scores = torch.softmax(scores)
-    _returned = scores if scores.dtype == given else torch.like(scores, "to", given)
-    out = _product(torch, (scores, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
+    torch.pay([scores], [scores])  # the mask is added in place
+    shares = torch.softmax(scores)
+    _mark_empty_rows(torch, scores, spec.n_heads)
+    del scores
+    _returned = shares if shares.dtype == given else torch.like(shares, "to", given)
+    out = _product(torch, (shares, _broadcast(torch, view, value, times)), Unit.TOKENS, spec.out_width)
     out = torch.to(_batched(torch, view, out, forward=False), given)
     out.head_by_head = True
     return out
+
+
+def _mark_empty_rows(torch: Operators, scores: Tensor, n_heads: int) -> None:
+    """What is minus infinity, and rows that are nothing else."""
+    marks = torch.like(scores, "isneginf", "bool")
+    _rows = torch.new(Unit.TOKENS, n_heads, "bool", "all", cost=[marks])
 
 
 def _causal_mask(torch: Operators) -> Tensor:

@@ -42,7 +42,8 @@ def dropped(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     adapter = view.recipe.adapter
     with torch.inside("lora_dropout", torch.module):
         if adapter is None or adapter.dropout <= 0:
-            return x
+            # A module all the same, to which DeepSpeed ties hooks: the graph has functions of these.
+            return torch.reshaped(x) if view.recipe.sharding.is_zero3 else x
         return torch.same(x, "dropout") if view.stack.adapter_kernels == "compiled" else dropout(torch, x)
 
 

@@ -102,6 +102,35 @@ def test_sequences_that_the_trainer_divides(
         )
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--sharding ddp --loss liger",
+        # Behind the last step alone: before it the cache has no room of a second loss yet.
+        "--sharding fsdp --eval-batch 4",
+        # Its class is none of those for text alone; nothing is seen.
+        "--model gemma-3-4b --images-per-sample 0 --sharding ddp --method lora",
+    ],
+)
+def test_what_a_trainer_is_told_beside_its_engine(
+    more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fused loss without its package, an evaluation, a model that sees."""
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "--model qwen2.5-0.5b --method full --gpu h100-sxm:2 --stack hf-trainer@5 --seq 512 --batch 2 "
+        f"--json {more}"
+    ).split()
+    code, out, _ = called(main, ["trace", *words])
+    planned, said, _ = called(plan, words)
+    assert (code, planned) == (0, 0)
+    trace, prediction = json.loads(out), json.loads(said)
+    for peak in ("allocated", "reserved"):
+        assert prediction["memory"][f"{peak}_peak_bytes"] == pytest.approx(
+            trace[f"{peak}_peak_bytes"], rel=0.01
+        )
+
+
 @pytest.mark.parametrize("more", ["--no-gradient-checkpointing", "--gradient-checkpointing --grad-accum 2"])
 def test_matrices_that_transformers_divides(
     more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

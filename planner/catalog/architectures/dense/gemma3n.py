@@ -12,7 +12,7 @@ from typing import Literal
 
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms
-from planner.catalog.architectures.parts import gated_mlp, layers_in_order, rms, separate_qkv, with_scaling
+from planner.catalog.architectures.parts import gated_mlp, rms, separate_qkv, with_scaling
 from planner.catalog.architectures.windows import alternating_types, layer_windows
 from planner.domain.model import BlockSpec, EmbeddingSpec, LinearSpec, MlpSpec, ModelSpec, NormSpec
 
@@ -37,7 +37,7 @@ def read_gemma3n_text(fields: ConfigFields) -> ModelSpec:
     kinds = list(zip(windows, widths, sparse, keys_of(windows, n_own), strict=True))
     blocks = {each: _block(fields, each, n_layers) for each in dict.fromkeys(kinds)}
     layers = [blocks[each] for each in kinds]
-    spec = replace(decoder(fields, layers, tied_default=True), groups=layers_in_order(layers))
+    spec = decoder(fields, layers, tied_default=True)
     spec = with_scaling(_with_inputs(fields, spec), "in_fp32")
     return replace(
         spec,

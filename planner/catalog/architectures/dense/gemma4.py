@@ -14,7 +14,6 @@ from planner.catalog.architectures.dense.llama_family import attention_of, decod
 from planner.catalog.architectures.parts import (
     fused_experts,
     gated_mlp,
-    layers_in_order,
     rms,
     separate_qkv,
     with_scaling,
@@ -50,7 +49,7 @@ def read_gemma4_text(fields: ConfigFields) -> ModelSpec:
     spec = decoder(
         ConfigFields({"vocab_size": 262_144, **fields.data}, fields.where), layers, tied_default=True
     )
-    spec = with_scaling(_with_inputs(fields, replace(spec, groups=layers_in_order(layers))), "in_fp32")
+    spec = with_scaling(_with_inputs(fields, spec), "in_fp32")
     return replace(spec, embedding_scale="table", logit_softcap=fields.has("final_logit_softcapping"))
 
 

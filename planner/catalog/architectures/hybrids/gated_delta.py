@@ -20,7 +20,6 @@ from planner.catalog.architectures.mixtures.moe_family import (
 )
 from planner.catalog.architectures.parts import (
     fused_experts,
-    layers_in_order,
     reached_by_peft,
     rms,
     rotary_width,
@@ -127,7 +126,7 @@ def _hybrid(fields: ConfigFields, fulls: list[BlockSpec], mixer: GatedDeltaSpec)
     linear = {full: _linear_block(full, mixer, hidden) for full in dict.fromkeys(fulls)}
     pairs = zip(fulls, _layer_types(fields, len(fulls)), strict=True)
     blocks = [full if kind == _FULL else linear[full] for full, kind in pairs]
-    return with_scaling(replace(decoder(fields, blocks), groups=layers_in_order(blocks)), "one_plus")
+    return with_scaling(decoder(fields, blocks), "one_plus")
 
 
 def read_qwen3_5_text(fields: ConfigFields) -> ModelSpec:

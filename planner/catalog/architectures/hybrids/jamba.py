@@ -14,7 +14,6 @@ from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import (
     fused_experts,
     gated_mlp,
-    layers_in_order,
     rms,
     router,
     separate_qkv,
@@ -80,7 +79,7 @@ def read_jamba(fields: ConfigFields) -> ModelSpec:
         blocks[_is_at(fields, index, "attn", 8, 4), _is_at(fields, index, "expert", 2, 1)]
         for index in range(n_layers)
     ]
-    return replace(decoder(fields, layers), groups=layers_in_order(layers))
+    return decoder(fields, layers)
 
 
 def _feed_forward(fields: ConfigFields, n_experts: int) -> tuple[MlpSpec, tuple[LinearSpec, ...]]:

@@ -16,7 +16,6 @@ from planner.catalog.architectures.mixtures.moe_family import experts_of
 from planner.catalog.architectures.parts import (
     fused_experts,
     fused_gated_mlp,
-    layers_in_order,
     plain_mlp,
     rms,
     rotary_width,
@@ -114,7 +113,7 @@ def _kinds(fields: ConfigFields, name: str, n_layers: int, known: set[str]) -> l
 
 def _of_kinds(fields: ConfigFields, kinds: list[str], blocks: dict[str, BlockSpec]) -> ModelSpec:
     layers = [blocks[kind] for kind in kinds]
-    return replace(decoder(fields, layers), groups=layers_in_order(layers))
+    return decoder(fields, layers)
 
 
 def read_granite4(fields: ConfigFields) -> ModelSpec:

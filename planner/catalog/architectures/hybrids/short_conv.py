@@ -12,7 +12,7 @@ from dataclasses import replace
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, head_norms
 from planner.catalog.architectures.mixtures.moe_family import experts_of
-from planner.catalog.architectures.parts import fused_experts, layers_in_order, rms, router, separate_qkv
+from planner.catalog.architectures.parts import fused_experts, rms, router, separate_qkv
 from planner.catalog.architectures.windows import check_kinds
 from planner.domain.attention_shape import NO_ATTENTION
 from planner.domain.mixer_specs import ShortConvSpec
@@ -75,7 +75,7 @@ def _block(fields: ConfigFields, kind: str, mlp: MlpSpec, linears: tuple[LinearS
 
 def _decoder(fields: ConfigFields, blocks: list[BlockSpec]) -> ModelSpec:
     tied = fields.flag("tie_embedding", fields.flag("tie_word_embeddings", True))
-    return replace(decoder(fields, blocks), groups=layers_in_order(blocks), tied=tied)
+    return replace(decoder(fields, blocks), tied=tied)
 
 
 def _width(fields: ConfigFields) -> int:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from planner.catalog.architectures.config_fields import ConfigFields
 from planner.catalog.architectures.dense.llama_family import attention_of, decoder, llama_block
 from planner.catalog.architectures.mixtures.moe_family import experts_of, shared_experts
-from planner.catalog.architectures.parts import fused_experts, layers_in_order, separate_qkv, with_scaling
+from planner.catalog.architectures.parts import fused_experts, separate_qkv, with_scaling
 from planner.catalog.architectures.vision.llama4_vision import llama4_tower
 from planner.catalog.architectures.windows import FULL, check_kinds
 from planner.domain.attention_shape import AttentionSpec
@@ -37,7 +37,7 @@ def read_llama4_text(fields: ConfigFields) -> ModelSpec:
         attention = _attention(fields, replace(base, window_tokens=window), turned=each[0])
         blocks[each] = _block(fields, attention, sparse=each[1])
     layers = [blocks[each] for each in zip(turned, sparse, kinds, strict=True)]
-    return with_scaling(replace(decoder(fields, layers), groups=layers_in_order(layers)), "cast_first")
+    return with_scaling(decoder(fields, layers), "cast_first")
 
 
 def _attention(fields: ConfigFields, base: AttentionSpec, *, turned: bool) -> AttentionSpec:

@@ -231,12 +231,19 @@ class Coordinator:
         self._asked.clear()
 
     def gather_now(self, wanted: Iterable[Live]) -> None:
-        """``_post_step``: each is whole again in memory of its own; on one process they always are."""
-        for live in wanted:
-            if live.status == "away":
-                n_bytes, world = live.part_bytes * self.settings.world, self.settings.world
-                live.slot = self._engine.take(n_bytes, WHOLE, live.param) if world > 1 else None
-                live.status = "here"
+        """``_post_step``: each is whole again in memory of its own, on the stream that computes, and the host
+        waits; on one process they always are.
+
+        Source: DeepSpeed 0.19.8 runtime/zero/partition_parameters.py _allgather_params_sequential.
+        """
+        away = [live for live in wanted if live.status == "away"]
+        for live in away:
+            n_bytes, world = live.part_bytes * self.settings.world, self.settings.world
+            live.slot = self._engine.take(n_bytes, WHOLE, live.param) if world > 1 else None
+            live.status, live.at_once = "here", True
+        if away:
+            self._engine.wait(0)
+            self._n_back = self._n_late
 
     def gather_all(self, wanted: Iterable[Live]) -> None:
         """``GatheredParameters``: each is whole in memory of its own, on the stream that computes.
@@ -343,10 +350,12 @@ class Coordinator:
                 self._in_graph.append(live.slot)
             elif kept == "saved" and not self._engine.job.recipe.gradient_checkpointing:
                 live.views.append(live.slot)
+            elif live.at_once:
+                self._engine.free(live.slot)
             else:
                 self._n_late += 1
                 self._engine.free_late(live.slot, MOST_LAG)
-            live.slot, live.status = None, "away"
+            live.slot, live.status, live.at_once = None, "away", False
             self._available -= live.param.elements
 
 

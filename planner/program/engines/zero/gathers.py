@@ -50,7 +50,7 @@ class Live:
     ``part_bytes``: of one process's part; ``active``: modules that use it now; ``fetched_for``: the last
     place in the order of modules that prefetch has seen it at; ``uses``: all these places.  ``has_second``:
     there is a second copy; ``second``: this process's part of it, unless that is on the host.  ``views``:
-    what the graph keeps of it until its backward.
+    what the graph keeps of it until its backward.  ``at_once``: it was gathered on the stream that computes.
     """
 
     param: Param
@@ -64,6 +64,7 @@ class Live:
     has_second: bool = False
     second: int | None = None
     views: list[int | None] = field(default_factory=list)
+    at_once: bool = False
 
 
 @dataclass(slots=True, eq=False)

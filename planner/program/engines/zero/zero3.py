@@ -47,6 +47,8 @@ _GRADIENT_LAG = 3
 # Elements per part when a gradient's norm is taken in fp64.  Source: stage3.py _constant_buffered_norm2.
 _NORM_PART = 250_000_000
 
+# The module between the layers and the head runs backward.
+_BEHIND_LAYERS = (HEAD, 1, "before_backward")
 # Modules that a layer hands its input by name.
 _BY_NAME = (("self_attn",), ("linear_attn",))
 
@@ -182,22 +184,22 @@ class Zero3(Zero3Start):
         if reads or self.job.recipe.has_own_loss:
             self.stream.wait()
         self._own.coordinator.makes_graph = False
-        self._own.coordinator.fetch(self._own.outer, forward=False, recomputes=False)
+        for each in self._own.around[:-1]:
+            self._own.coordinator.fetch(each, forward=False, recomputes=False)
 
     def backward(self, part: Instance) -> None:
         """The backward of a part, within that of the model."""
         super().backward(part)
         if part.name == EMBEDDINGS:
-            self._own.coordinator.release(self._own.outer, forward=False)
+            for each in self._own.around:
+                self._own.coordinator.release(each, forward=False)
 
     def at(self, part: Instance, mark: Mark, *, recomputes: bool) -> None:
         """A hook of a module."""
         module = self._now.modules[part.name][mark.number]
         if module in self._now.inside:
             return
-        is_early = mark.moment == "before_forward" and module in self._now.early
-        if is_early or mark.moment == "read":
-            self._read(module, self._now.readers[module])
+        self._before(part, mark, module)
         if module is self._now.head or mark.moment == "read":
             return
         if mark.number == 0 and not (part.name.startswith("layer") or module.own):
@@ -213,6 +215,16 @@ class Zero3(Zero3Start):
             if not forward:
                 self._add_held(module)
             coordinator.release(module, forward=forward)
+
+    def _before(self, part: Instance, mark: Mark, module: Module) -> None:
+        """What comes before the hook: a weight that is read, and behind the layers the hook of the model
+        inside of the one that has the head.
+        """
+        is_early = mark.moment == "before_forward" and module in self._now.early
+        if is_early or mark.moment == "read":
+            self._read(module, self._now.readers[module])
+        elif (part.name, mark.number, mark.moment) == _BEHIND_LAYERS:
+            self._now.coordinator.fetch(self._now.around[-1], forward=False, recomputes=False)
 
     def _misses(self, part: Instance, mark: Mark, module: Module) -> bool:
         """Whether the hook behind a backward is not called: another pass ran the module since its forward,

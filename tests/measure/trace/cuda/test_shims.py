@@ -192,6 +192,23 @@ def test_one_key_head_for_all_takes_the_unfused_form() -> None:
     assert sum(dtype == torch.float32 and math.prod(shape) == 4 * 32 * 32 for dtype, shape in kept) >= 1
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_unfused_form_adds_its_mask_in_place_and_marks_scores(*, masked: bool) -> None:
+    """Scores, their softmax, and marks of a byte: torch adds to a copy where tensors are fake."""
+    recorder = Recorder(KERNEL_WORKSPACES)
+    with shimmed("attention_kernel"), recorder:
+        query = torch.empty((2, 4, 48, 64), requires_grad=True)
+        key = torch.empty((2, 2, 48, 64), requires_grad=True)
+        mask = torch.ones((1, 1, 48, 48), dtype=torch.bool) if masked else None
+        recorder.enter_stage("forward")
+        functional.scaled_dot_product_attention(
+            query, key, key, attn_mask=mask, is_causal=not masked, enable_gqa=True
+        )
+    scores = 2 * 4 * 48 * 48
+    taken = [each.block.n_bytes for each in recorder.trace.records if each.alloc]
+    assert [size for size in taken if size in (scores, 4 * scores)] == [4 * scores, 4 * scores, scores]
+
+
 @pytest.mark.parametrize(("width", "tile"), [(64, (64, 64)), (128, (128, 128)), (80, (128, 96))])
 def test_memory_efficient_backward_accumulates_in_fp32(width: int, tile: tuple[int, int]) -> None:
     """Delta, and whole tiles of the query gradient in fp32 with a lock each."""

@@ -13,7 +13,6 @@ from planner.catalog.architectures.parts import (
     fused_qkv,
     gated_mlp,
     group_layers,
-    layers_in_order,
     reached_by_peft,
     rms,
     rotary_width,
@@ -29,13 +28,12 @@ ATTENTION = AttentionSpec(n_heads=8, n_kv_heads=2, head_dim=16, value_head_dim=1
 MOE = MlpSpec(32, gated=True, activation="silu", n_experts=4, top_k=2)
 
 
-def test_layers_are_counted_over_the_model_or_row_by_row() -> None:
-    """Totals need no order; the fullest moment does."""
+def test_equal_layers_are_counted_row_by_row() -> None:
+    """The order stays: it decides the fullest moment, and what is free when the next pass asks."""
     far = BlockSpec(ATTENTION, MOE, (), (rms(64),))
     near = replace(far, attention=replace(ATTENTION, window_tokens=128))
     layers = (near, near, far, near)
-    assert [(each.count, each.block) for each in group_layers(layers)] == [(3, near), (1, far)]
-    assert [(each.count, each.block) for each in layers_in_order(layers)] == [(2, near), (1, far), (1, near)]
+    assert [(each.count, each.block) for each in group_layers(layers)] == [(2, near), (1, far), (1, near)]
 
 
 def test_one_matrix_is_as_wide_as_those_it_replaces() -> None:

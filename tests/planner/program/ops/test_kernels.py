@@ -141,6 +141,19 @@ def test_the_unfused_kernel_copies_heads_of_groups_once(copies: str) -> None:
     assert "to" not in [op for op, _, _ in forward]  # scores in fp32 are returned as they are
 
 
+def test_unfused_scores_take_their_mask_in_place_and_are_marked() -> None:
+    """A product and a softmax are all that is as large; marks of a byte go with the scores.
+
+    A dry run of torch 2.13 logs these requests.
+    """
+    view = view_of(AttentionSpec(HEADS, HEADS, WIDTH, WIDTH), single=False)
+    view.stack.sdpa_kernel = "math"  # type: ignore[misc]
+    forward = made(recorded(view, "fp32"), "forward")
+    pairs = [(op, size) for op, size, unit in forward if unit is Unit.PAIRS]
+    assert pairs == [("bmm", HEADS * 4), ("softmax", HEADS * 4), ("isneginf", HEADS)]
+    assert ("all", HEADS, Unit.TOKENS) in forward
+
+
 def test_some_code_copies_shared_heads_for_every_kernel() -> None:
     """Keys and values of all heads, before the kernel's output."""
     spec = AttentionSpec(HEADS, SHARED, WIDTH, WIDTH)

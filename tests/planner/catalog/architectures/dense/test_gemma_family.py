@@ -11,4 +11,5 @@ def test_gemma_2_caps_scores_and_logits_and_gemma_3_neither() -> None:
     gemma3 = load_model("gemma-3-1b").spec
     assert (gemma2.logit_softcap, gemma2.groups[0].block.attention.softcap) == (True, True)
     assert (gemma3.logit_softcap, gemma3.groups[0].block.attention.softcap) == (False, False)
-    assert {group.block.attention.window_tokens: group.count for group in gemma3.groups} == {512: 22, None: 4}
+    found = [(group.count, group.block.attention.window_tokens) for group in gemma3.groups]
+    assert found == [(5, 512), (1, None)] * 4 + [(2, 512)]

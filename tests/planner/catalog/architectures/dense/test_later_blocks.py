@@ -25,27 +25,26 @@ def _spec(kind: str, **fields: Any) -> ModelSpec:
     return model_from_config({"model_type": kind, **_SMALL, **fields}, kind)
 
 
-def _layers(spec: ModelSpec) -> dict[tuple[int | None, str], int]:
-    """Layers by window and kind of positions."""
-    return {
-        (each.block.attention.window_tokens, each.block.attention.position): each.count
+def _layers(spec: ModelSpec) -> list[tuple[int, int | None, str]]:
+    """Layers in a row, their window and kind of positions."""
+    return [
+        (each.count, each.block.attention.window_tokens, each.block.attention.position)
         for each in spec.groups
-    }
+    ]
 
 
 @pytest.mark.parametrize("kind", ["cohere2", "exaone4"])
 def test_every_fourth_layer_attends_fully_and_has_no_positions(kind: str) -> None:
     """The others turn query and key, and see 4096 tokens where the file names no window."""
-    assert _layers(_spec(kind, num_key_value_heads=2)) == {(4096, "rope"): 6, (None, "none"): 2}
-    assert _layers(_spec(kind, num_key_value_heads=2, sliding_window_pattern=2)) == {
-        (4096, "rope"): 4,
-        (None, "none"): 4,
-    }
+    turned, full = (4096, "rope"), (None, "none")
+    assert _layers(_spec(kind, num_key_value_heads=2)) == [(3, *turned), (1, *full)] * 2
+    every_other = _layers(_spec(kind, num_key_value_heads=2, sliding_window_pattern=2))
+    assert every_other == [(1, *turned), (1, *full)] * 4
 
 
 def test_exaone_without_a_window_turns_every_layer() -> None:
     """Its small model has none."""
-    assert _layers(_spec("exaone4", num_key_value_heads=2, sliding_window=None)) == {(None, "rope"): 8}
+    assert _layers(_spec("exaone4", num_key_value_heads=2, sliding_window=None)) == [(8, None, "rope")]
 
 
 def test_dropouts_are_those_of_the_file() -> None:

@@ -6,7 +6,10 @@ import pytest
 
 from planner.allocator.compiled import HOST_WAITS, MOST_LAG
 from planner.memory.replayed import replayed
+from planner.program.engines.zero.coordinator import Coordinator
+from planner.program.engines.zero.gathers import Module
 from planner.program.ops.sizes import unit_values
+from planner.program.request_stream import RequestStream
 from planner.program.step import step_of
 from planner.units import GIB
 from tests.jobs import job_by
@@ -267,6 +270,50 @@ def test_peft_reads_lora_a_before_the_matrix_beside_it_runs_again() -> None:
     gathered = [sizes[event] for event in events if stream.place(event)[0] == "head"]
     # Training and evaluation.
     assert gathered == 2 * [2 * head]
+
+
+def test_what_peft_reads_first_is_gathered_by_the_stream_that_computes() -> None:
+    """In the first pass: the host waits for it, and what it lay in can be used again at once.
+
+    A dry run of DeepSpeed 0.19.8 logs both, of each ``lora_A`` of Qwen2.5 1.5B.
+    """
+    stream, _ = stream_of(sharding="zero3", method="lora")
+    (end,) = (index for index, phase in stream.phases if phase == "loss")
+    read = [i for i in range(end) if stream.events[i] >= 0 and _gathers_first_of_adapter(stream, i)]
+    # Of all seven matrices of 24 layers, none of them small enough to stay.
+    assert len(read) == 7 * 24
+    for index in read:
+        slot = stream.events[index]
+        assert slot not in stream.lags
+        assert stream.streams[slot] == 0
+        assert stream.place(stream.events[index + 1])[2] == "wait"
+
+
+def _gathers_first_of_adapter(stream: RequestStream, index: int) -> bool:
+    _, module, op = stream.place(stream.events[index])
+    return module.endswith("lora_A") and op == "gathered parameter"
+
+
+def test_a_module_that_does_nothing_fetches_in_backward_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropout that is switched off, for each matrix that has an adapter; and once the model inside of the one
+    with the head, before what stands behind the layers.
+    """
+    fetched: list[Module] = []
+    fetch = Coordinator.fetch
+
+    def noted(self: Coordinator, module: Module, *, forward: bool, recomputes: bool) -> None:
+        if not forward:
+            fetched.append(module)
+        fetch(self, module, forward=forward, recomputes=recomputes)
+
+    monkeypatch.setattr(Coordinator, "fetch", noted)
+    stream_of(sharding="zero3", method="lora")
+    # Three around the head, the head, the model inside, the norm; a layer has two norms, attention, its
+    # feed-forward part, an activation and itself, and five modules for each of seven matrices.  In the first
+    # one the norm, three matrices and their dropouts have nothing to send on.
+    first_pass = fetched[: 6 + 24 * (6 + 7 * 5) - 7]
+    assert len({*first_pass}) == len(first_pass)
+    assert fetched[len(first_pass)] is fetched[0]
 
 
 def test_before_0_19_3_the_token_table_lets_more_be_gathered_ahead() -> None:
