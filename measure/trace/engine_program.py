@@ -82,6 +82,8 @@ def engine_settings(scenario: Scenario) -> dict[str, Any]:
     settings = sharding_settings(scenario)
     for name in ("optimizer", "zero_force_ds_cpu_optimizer"):
         settings.get("deepspeed", {}).pop(name, None)
+    if scenario.recipe.parallel.tensor > 1:
+        settings["deepspeed"]["tensor_parallel"] = {"autotp_size": scenario.recipe.parallel.tensor}
     return settings | _divided_sequences(scenario)
 
 
@@ -90,7 +92,7 @@ def _divided_model(scenario: Scenario) -> DistributedConfig | None:
     GPUs.
     """
     tensor, experts = scenario.recipe.parallel.tensor, scenario.recipe.parallel.experts
-    if tensor == experts == 1:
+    if tensor == experts == 1 or scenario.recipe.uses_deepspeed:
         return None
     batches = int(scenario.hardware.world_size) // tensor
     return DistributedConfig(tp_size=tensor, fsdp_size=batches, ep_size=experts)

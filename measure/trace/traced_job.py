@@ -142,6 +142,7 @@ def trace_built(scenario: Scenario, built: Built) -> Trace:
         scenario.hardware.gpu.counted_multiprocessors,
         has_flash=not lacks_flash2(scenario.hardware.gpu),
         fp8_by=_fp8_by(scenario),
+        recurrent_kernels=scenario.stack.recurrent_kernels == "packages",
     )
     models = [each for each in (built.model, built.reference) if each is not None]
     with FakeTensorMode(), shims(situation), recorder.modules.watching(models, built.layer_list):

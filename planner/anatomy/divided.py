@@ -29,7 +29,8 @@ _SIDES: Mapping[InputTensor, Side] = {
 def on_one_gpu(scenario: Scenario) -> Scenario:
     """The scenario with the part of the model and of each sequence that one GPU has; once is enough."""
     recipe, batch, parts = scenario.recipe, scenario.recipe.batch, scenario.recipe.parallel.context
-    model = divided_model(scenario.model, recipe.parallel.tensor)
+    whole_table = recipe.uses_deepspeed
+    model = divided_model(scenario.model, recipe.parallel.tensor, whole_table=whole_table)
     model = with_own_experts(model, recipe.parallel.experts, recipe.parallel.expert_tensor)
     if batch.parts != parts:
         mean = batch.tokens_per_sample / parts
@@ -41,11 +42,15 @@ def on_one_gpu(scenario: Scenario) -> Scenario:
 
 
 @lru_cache(maxsize=64)
-def divided_model(model: ModelSpec, parts: int) -> ModelSpec:
-    """The model that one of ``parts`` GPUs has: norms whole, of the rest one part."""
+def divided_model(model: ModelSpec, parts: int, *, whole_table: bool = False) -> ModelSpec:
+    """The model that one of ``parts`` GPUs has: norms whole, of the rest one part; under DeepSpeed the token
+    table is whole, too.
+    """
     if model.parts == parts:
         return model
-    table = replace(model.token_embedding, rows=-(-model.token_embedding.rows // parts))
+    table = model.token_embedding
+    if not whole_table:
+        table = replace(table, rows=-(-table.rows // parts))
     head = _divided(model.head, "outputs", parts)
     model = replace(model, token_embedding=table, head=head, parts=parts)
     return model.with_blocks(lambda block: _divided_block(block, parts))

@@ -40,6 +40,8 @@ class EngineFacts:
     zero3_quantized: ZeroQuantized
     """What stage 3 sends in 8 bits (weights) or 4 (gradients between nodes): ``zero_quantized_weights``,
     ``zero_quantized_gradients`` of ZeRO++."""
+    autotp: Literal["unread", "by_plan"]
+    """How DeepSpeed divides matrices (``autotp_size``): by the plan that Transformers has for the model."""
     zero3_leaves: tuple[str, ...]
     """Classes whose modules stage 3 gathers whole, with all that is inside of them (leaf modules): of layers,
     of mixtures of experts, or of all experts; those of other models change nothing.  ``none``: no class."""

@@ -25,6 +25,7 @@ from planner.domain.stack_values import (
     PackedMask,
     PairLogps,
     PassedOver,
+    RecurrentKernels,
     RotaryInModel,
     RotaryModel,
     WithMamba2,
@@ -173,8 +174,7 @@ class Stack(EngineFacts):
     or ``all``.  ``wide``: where no kernel for groups takes their heads; ``joined``: on cards without
     FlashAttention, while on others what the kernel returns of each sample is joined, by a copy."""
     keeps_hidden_states: bool
-    """The training loop refers to the input of each layer, and to what the last norm makes, in backward
-    (``output_hidden_states``)."""
+    """Inputs of layers and what the last norm makes live until backward (``output_hidden_states``)."""
     caches_keys: bool
     """Without checkpoints each layer copies keys and values into a cache, in training too (``use_cache``)."""
     fused_norm: bool
@@ -182,6 +182,8 @@ class Stack(EngineFacts):
     fused_head_norms: Literal["none", "gemma4", "qwen3_too"]
     """Architectures whose norms of queries and keys are one kernel with their rotary positions."""
     gated_delta: GatedDelta
+    recurrent_kernels: RecurrentKernels
+    solves_chunks: bool
     latents_by_head: bool
     """Multi-head latent attention expands latents in four dimensions, as one head of keys and values."""
     scales_norms_wide: bool

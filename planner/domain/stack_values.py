@@ -12,6 +12,11 @@ GatedDelta = Literal["fused_norm", "repeated", "grouped"]
 """Keys that several heads of values share are ``grouped`` by the kernel, or ``repeated`` before it.
 ``fused_norm``: and the gated norm is a kernel of flash-linear-attention.
 """
+RecurrentKernels = Literal["packages", "torch"]
+"""What computes layers without attention: flash-linear-attention, causal-conv1d and mamba-ssm,
+or code of Transformers in torch, where these are not installed.  That of the gated delta rule goes through
+the rows of each chunk, or ``solves_chunks``: a triangular system of each (from 5.17 on).
+"""
 PassedOver = Literal["parameters", "routers", "nothing"]
 """Which bare tensors k-bit quantisers leave as they are: all, or but for those of experts."""
 FrozenLayers = Literal["differentiated", "skipped", "entered", "spared", "unread"]

@@ -31,6 +31,7 @@ from planner.domain.scenario import Scenario
 from planner.domain.stack import Stack
 from planner.errors import UnreadCombinationError, UsageError
 from planner.intake.device_map import check_device_map, resolve_device_map
+from planner.intake.divided_matrices import of_divided_matrices
 from planner.intake.expert_parallel import of_experts, resolve_experts
 from planner.intake.given.ledger import Ledger
 from planner.intake.given.request import ScenarioRequest
@@ -413,7 +414,7 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
     elif _by_trainer(scenario):
         yield from _of_trainer(scenario)
     elif stack.model_parallel == "features":
-        yield from _of_divided_matrices(scenario)
+        yield from of_divided_matrices(scenario)
         if recipe.loss != "hf":
             yield f"with loss {recipe.loss}: say --loss hf"
     elif (
@@ -429,24 +430,6 @@ def _of_stack(scenario: Scenario) -> Iterator[str]:
             )
         elif recipe.numerics.mixed:
             yield _CASTS_NOTHING.format(recipe.numerics.precision)
-
-
-def _of_divided_matrices(scenario: Scenario) -> Iterator[str]:
-    """What stands beside matrices that Transformers divides while it reads them.
-
-    Source: transformers 5.23 distributed/utils.py initialize_distributed_mesh: FSDP has a mesh of its own
-    where GPUs are left for it.
-    """
-    recipe, stack, world = scenario.recipe, scenario.stack, scenario.hardware.world_size
-    if world == recipe.parallel.tensor and not recipe.sharding.communicates:
-        return
-    if not (stack.runs_trainer and stack.fsdp2_casts == "never" and recipe.sharding is FSDP):
-        yield (
-            f"on stack '{stack.id}' beside other batches with sharding {recipe.sharding.name}; "
-            "without --stack the answer is for one that has it"
-        )
-    elif world == recipe.parallel.tensor:
-        yield "with sharding fsdp, for which no other GPUs are left: leave --sharding out"
 
 
 def _of_trainer(scenario: Scenario) -> Iterator[str]:

@@ -249,12 +249,15 @@ def _resolve_stack(ledger: Ledger, hardware: Hardware, model: ModelSpec) -> Stac
 
 
 def _needs_parallel_stack(request: ScenarioRequest, parallel: Parallel, hardware: Hardware) -> bool:
-    """Whether the Trainer's way was not read: of sequences it was beside ZeRO, of matrices over all GPUs."""
+    """Whether the Trainer's way was not read: of sequences and matrices it was beside ZeRO, of matrices over
+    all GPUs, too.
+    """
     if not parallel.divides or hardware.world_size <= parallel.tensor:
         return False
-    sequences_alone = parallel.gpus == parallel.context
-    by_deepspeed = request.get("method") != "full" or str(request.get("sharding")).startswith("zero")
-    return not (sequences_alone and by_deepspeed)
+    has_zero = str(request.get("sharding")).startswith("zero")
+    if parallel.gpus == parallel.tensor:
+        return not has_zero
+    return not (parallel.gpus == parallel.context and (has_zero or request.get("method") != "full"))
 
 
 def _switched(ledger: Ledger, stack: Stack, model: ModelSpec) -> Stack:

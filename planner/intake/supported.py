@@ -195,6 +195,9 @@ def cannot_step(optimizer: Optimizer, sharding: Sharding) -> bool:
     return sharding.dtensors and not OPTIMIZER_FACTS[optimizer].takes_dtensors
 
 
+_WITH_GROUPED_PRODUCTS = (9, 10)
+
+
 def compute_capability(gpu: GpuSpec) -> tuple[int, int] | None:
     """CUDA compute capability, or ``None`` for another kind of device or an unlisted card."""
     match = _CAPABILITY.fullmatch(gpu.compute_capability) if gpu.is_cuda else None
@@ -244,6 +247,17 @@ def runs_deepgemm(gpu: GpuSpec) -> bool:
     """
     capability = compute_capability(gpu)
     return capability is not None and capability[0] == _HOPPER
+
+
+def groups_products(gpu: GpuSpec) -> bool:
+    """Whether torch multiplies the rows of all experts by one kernel, of bf16 factors; on other cards, and of
+    other dtypes, its host issues one product for each expert.  An unlisted card counts as one that has it.
+
+    Source: torch 2.9 to 2.13 native/cuda/GroupedBlas.cpp _grouped_mm_cuda (``use_fast_path``: compute
+    capability 9.x and 10.x, or AMD's gfx942 and gfx950), native/GroupedMMUtils.h _grouped_mm_fallback.
+    """
+    capability = compute_capability(gpu)
+    return capability is None or capability[0] in _WITH_GROUPED_PRODUCTS
 
 
 def code_lacks(model: ModelSpec, stack: Stack, attention: Attention) -> bool:

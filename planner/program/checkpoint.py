@@ -4,7 +4,9 @@ Source: torch 2.13 ``utils/checkpoint.py``: without reentry every saved tensor i
 first one that is asked for runs the function again, up to the last tensor that the first run saved
 (``_StopRecomputationError``). A selective checkpoint keeps what some operators return, which the second run
 takes instead of calling them (``create_selective_checkpoint_contexts``); which ones says torchtitan 0.3.0
-distributed/activation_checkpoint.py.
+distributed/activation_checkpoint.py.  In a compiled layer those that its backward does not need are not kept
+(``_functorch/partitioners.py`` solve_min_cut: what is saved lies on a way to the backward; tried with
+aot_eager_decomp_partition): the output of a layer's last product, which a sum alone reads.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from planner.program.ops.tensors import (
     PLAIN,
     Node,
     Tensor,
-    Unit,
     Unpack,
     keep,
     replaced,
@@ -37,7 +38,8 @@ Layer = Callable[[Tensor], Tensor]
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
     """``offloads``: the input lies in host RAM where other saved tensors do not; ``selective``:
-    some outputs are kept with it (without reentry only); ``keeps_attention``: that of attention among them.
+    some outputs are kept with it (without reentry only); ``keeps_attention``: that of attention among them;
+    ``compiled``: no more of them than its backward needs.
 
     ``hooked``: a hook on the second run's input refers to it and to its gradient until the whole backward
     pass has ended.
@@ -46,6 +48,7 @@ class Checkpointing:
     offloads: bool = False
     selective: bool = False
     keeps_attention: bool = True
+    compiled: bool = False
     hooked: bool = False
 
 
@@ -66,7 +69,7 @@ class _Outputs:
     def __init__(self, *, attention: bool) -> None:
         self.kept: deque[Tensor] = deque()
         self.listed = COSTLY if attention else COSTLY - ATTENTION
-        self.n_first = self.n_again = 0
+        self.n_first = self.n_again = self.n_needed = 0
 
     def keep(self, op: str, make: Callable[[], Tensor]) -> Tensor:
         """An output of the first run."""
@@ -75,6 +78,18 @@ class _Outputs:
         if op in self.listed and (op != "mm" or self.n_first % 2):
             self.kept.append(out.alias())
         return out
+
+    def holds(self, tensor: Tensor) -> None:
+        """``tensor`` is saved for the backward pass: what was kept before it was made may be needed."""
+        last = self.kept[-1].storage if self.kept else None
+        if last is not None and tensor.storage is not None and tensor.storage.slot >= last.slot:
+            self.n_needed = len(self.kept)
+
+    def drop_unneeded(self) -> None:
+        """Of the last ones, from which nothing that is saved was made, no more than that they were."""
+        for number in range(self.n_needed, len(self.kept)):
+            of = self.kept[number]
+            self.kept[number] = Tensor(None, of.unit, of.count, of.dtype)
 
     def take(self, op: str, make: Callable[[], Tensor]) -> Tensor:
         """The same output in the second run."""
@@ -104,8 +119,10 @@ class _Frame:
 
     def hold(self, tensor: Tensor) -> Unpack:
         """Drop a saved tensor; give it back from the second run."""
+        if self.outputs:
+            self.outputs.holds(tensor)
         del tensor
-        self.torch.spend("calls", Unit.ONE, self.torch.manner.calls * _HOOKED_OPERATORS)
+        self.torch.call("calls", _HOOKED_OPERATORS)
         number, self.n_saved = self.n_saved, self.n_saved + 1
 
         def unpack() -> Tensor:
@@ -189,7 +206,10 @@ def checkpointed(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing =
         return layer(x)
     frame = _Frame(torch, layer, x, how)
     with replaced(torch, pack=frame.hold, keeps=frame.outputs.keep if frame.outputs else torch.keeps):
-        return layer(x)
+        out = layer(x)
+    if frame.outputs and how.compiled:
+        frame.outputs.drop_unneeded()
+    return out
 
 
 def checkpointed_reentrant(torch: Operators, layer: Layer, x: Tensor, how: Checkpointing = _PLAIN) -> Tensor:

@@ -15,7 +15,8 @@ from planner.program.head.generation import hand_over
 from planner.program.head.vllm import put_to_sleep, wake
 from planner.program.job import Job
 from planner.program.load import load
-from planner.program.ops.tensors import EVALUATED, PROMPTED, SAMPLED, SCORED, Unit
+from planner.program.ops.tensors import Unit
+from planner.program.ops.unit_names import EVALUATED, PROMPTED, SAMPLED, SCORED
 from planner.program.parameters import Weight
 from planner.program.recorded_part import Template
 from planner.program.request_stream import Instance, RequestStream, instances

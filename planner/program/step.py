@@ -416,7 +416,8 @@ def _layer(view: LayerView, call: _Call, torch: Operators, x: Tensor) -> Tensor:
         function, run_again = partial(run_again, torch, function), checkpointed
     offloads = view.recipe.offloads_activations and not view.stack.offloads_saved
     selective = view.recipe.checkpoint_policy == "selective-op"
-    how = Checkpointing(offloads, selective, view.stack.selective_keeps_attention, _is_hooked(view))
+    compiled = view.stack.adapter_kernels == "compiled"
+    how = Checkpointing(offloads, selective, view.stack.selective_keeps_attention, compiled, _is_hooked(view))
     return run_again(torch, function, x, how)
 
 

@@ -14,7 +14,7 @@ from planner.domain.recipes.attention_kernels import ATTENTION_FACTS, FLASH_WIDE
 from planner.domain.recipes.fp8_scaling import Scaling, scaling_of
 from planner.domain.recipes.recipe import Number, Offload, Recipe
 from planner.domain.stack import Stack
-from planner.intake.supported import lacks_flash2, runs_deepgemm
+from planner.intake.supported import groups_products, lacks_flash2, runs_deepgemm
 from planner.program.job import Job
 from planner.program.ops.tensors import Dtype
 
@@ -81,7 +81,8 @@ class LayerView:
     ``narrow``: how Transformer Engine casts to 8 bits.
     ``has_flash``: the card runs torch's FlashAttention.  ``unpads``: FlashAttention gets no padding, which
     code of Transformers takes out before and puts back behind.  ``ranks``: whose tokens go to the experts of
-    one.  ``has_deepgemm``: products with stored fp8 matrices are DeepGEMM's.
+    one.  ``has_deepgemm``: products with stored fp8 matrices are DeepGEMM's.  ``groups_products``: the card
+    has a kernel of bf16 products for all experts.
     ``recipe``: without sizes and whatever else no operator of a layer asks for, so that layers that
     run alike are equal.
     """
@@ -103,6 +104,7 @@ class LayerView:
     ranks: int = 1
     narrow: Scaling | None = None
     has_deepgemm: bool = False
+    groups_products: bool = True
 
     def __hash__(self) -> int:
         """Hash of a few fields: equality still compares all, and lookups in caches stay cheap."""
@@ -145,12 +147,21 @@ class LayerView:
         return by_tokens or self.stack.model_parallel == "features"
 
     @property
+    def by_autotp(self) -> bool:
+        """Whether DeepSpeed divides matrices: it sums in place, and each GPU has the whole token table.
+
+        Source: deepspeed 0.19.8 module_inject/layers.py LinearAllreduce, LinearLayer, module_inject/
+        tp_plan_converter.py.
+        """
+        return self.recipe.parallel.tensor > 1 and self.recipe.uses_deepspeed
+
+    @property
     def uses_local_parts(self) -> bool:
         """Whether Transformers divides matrices, and without a graph takes their parts as plain tensors
         (transformers 5.23 distributed/tensor_parallel.py transform_inputs_pre_forward).
         """
         divides = self.recipe.parallel.tensor > 1 and self.stack.model_parallel == "features"
-        return divides and self.stack.fsdp2_casts != "always"
+        return divides and self.stack.fsdp2_casts != "always" and not self.by_autotp
 
     @property
     def wraps_parts(self) -> bool:
@@ -212,6 +223,7 @@ def layer_view(job: Job, block: BlockSpec, *, trained: bool, mlp_only: bool = Fa
         ranks=1 if stack.host_experts == "none" else int(job.hardware.world_size),
         pads_mask=block.attention.has_sloped_mask and pads_mask(job.recipe.batch.seq_len),
         has_deepgemm=recipe.numerics.quantization == "fp8" and runs_deepgemm(job.hardware.gpu),
+        groups_products=groups_products(job.hardware.gpu),
     )
 
 

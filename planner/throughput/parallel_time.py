@@ -20,6 +20,7 @@ from planner.program.ops.collectives import (
 )
 from planner.program.ops.sizes import unit_values
 from planner.program.ops.tensors import EXCHANGED_ROWS
+from planner.program.ops.work import SummedInPlace
 from planner.program.step import parts_of
 from planner.throughput.communication import ring_fraction
 from planner.throughput.rates import intra_node_bytes_per_s
@@ -51,6 +52,10 @@ def _made(job: TimedJob, shares: Mapping[str, Number]) -> Number:
         for (_, op), unit, unit_bytes in made:
             if op in shares:
                 total = total + part.count * shares[op] * unit_bytes * values[unit]
+        for (_, _, kind), counts in part.template.work.items():
+            if isinstance(kind, SummedInPlace) and ALL_REDUCE in shares:
+                for unit, amount in counts.items():
+                    total = total + part.count * shares[ALL_REDUCE] * amount * values[unit]
     return total
 
 

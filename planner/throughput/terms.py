@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.domain.recipes.recipe import Number
 from planner.program.ops.tensors import Unit
-from planner.program.ops.work import FusedAttention, Kind, Product, ToHost, Unpacking
+from planner.program.ops.work import FusedAttention, Kind, Product, SummedInPlace, ToHost, Unpacking
 from planner.throughput.counted import SCORES, Cost, Counted, Pass, by_structure
 from planner.throughput.kernel_time import (
     attention_seconds,
@@ -107,7 +107,7 @@ def term_of(cost: Cost) -> str | None:
     """The term that some work counts to; ``None`` where a rate of another kind holds it."""
     if cost.kind in ("launches", "calls", "waits"):
         return "waits" if cost.kind == "waits" else "launches"
-    if isinstance(cost.kind, ToHost):
+    if isinstance(cost.kind, ToHost | SummedInPlace):
         return None
     if cost.share in ("weight_casts", "dequantization"):
         return cost.share

@@ -23,10 +23,10 @@ _APART = {
     # What `measure run` does otherwise than a program that loads a checkpoint.
     "nf4": (0.03, "its weights were made otherwise than a checkpoint is loaded"),
     "int8": (0.25, "random weights: nearly all columns of an input are outliers, which are kept in 16 bits"),
+    "Qwen/Qwen3.5-0.8B": (0.011, "flash-linear-attention was not installed: recurrent_kernels=torch"),
     # What the program lacks.
-    "Qwen/Qwen3.5-0.8B": (0.25, "flash-linear-attention was not installed: torch's own delta rule ran"),
     "tiiuae/Falcon-H1-0.5B-Instruct": (0.54, "mamba-ssm was not installed: torch's own scan ran"),
-    "LiquidAI/LFM2-1.2B": (0.01, "causal-conv1d was not installed"),
+    "LiquidAI/LFM2-1.2B": (0.01, "causal-conv1d was not installed: recurrent_kernels=torch"),
     "zero2": (0.065, "DeepSpeed's start on a card was compared with no other run"),
     "zero3": (0.075, "DeepSpeed's start on a card was compared with no other run"),
     "longest": (0.03, "the lengths of batches are drawn"),

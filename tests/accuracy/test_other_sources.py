@@ -33,10 +33,12 @@ ARRIVED_AS_RECORDS = {
     "axolotl_examples",
     "axolotl_lora_kernels",
     "axolotl_poc",
+    "b01_nuna",
     "backpropagate",
     "burst_study",
     "caikit_llama",
     "can_i_finetune",
+    "claw_nemotron",
     "colossalai",
     "crusoe_torchtitan",
     "cudnn_llama",
@@ -51,6 +53,7 @@ ARRIVED_AS_RECORDS = {
     "halo",
     "lambda_405b",
     "lambda_torchtitan",
+    "leverage_qwen35",
     "litgpt_config_hub",
     "litgpt_resource",
     "litgpt_thunder",
@@ -71,6 +74,7 @@ ARRIVED_AS_RECORDS = {
     "post_training_lab",
     "prime_rl",
     "retail_agent",
+    "smollm3_fsdp2",
     "soup_h100",
     "sovera",
     "stas_h200_b200",
@@ -78,13 +82,16 @@ ARRIVED_AS_RECORDS = {
     "swift_megatron",
     "swift_train",
     "torchtitan_2025",
+    "torchtitan_gb200",
     "torchtitan_h100",
     "transformers_b200",
+    "trl_notebooks",
     "universal_trainer",
     "unsloth_notebooks",
     "vectorlm",
     "voidcode_audit",
     "vsa_llm",
+    "zee_l4",
 }
 TRANSCRIBED = tuple(source for source in SOURCES if source not in ARRIVED_AS_RECORDS)
 MIB = 2**20
@@ -118,6 +125,7 @@ RATES = {
 }
 # Groups of sources that share a repository, an author or a harness; every other source is its own.
 GROUPS = {
+    "daddyofadoggy": {"smollm3_fsdp2", "torchtitan_gb200"},
     "axolotl": {"axolotl_examples", "axolotl_lora_kernels"},
     "swift": {
         "swift_bench",

@@ -21,7 +21,11 @@ from planner.domain.scenario import Scenario
 
 # Two layers have a first and a last one, which is all that these comparisons need.
 SHALLOW = {**SIZES, "num_hidden_layers": 2}
+_DELTA = {f"linear_{name}_head_dim": 32 for name in ("key", "value")}
+_DELTA |= {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "head_dim": 32}
 CONFIGS: dict[str, dict[str, Any]] = {
+    # Layers of the gated delta rule alone.
+    "linear": {"model_type": "qwen3_5_text", **SHALLOW, **GROUPED, **_DELTA, "full_attention_interval": 9},
     "llama": {"model_type": "llama", **SHALLOW, **GROUPED},
     "llama-mha": {"model_type": "llama", **SHALLOW},
     "mistral": {"model_type": "mistral", **SHALLOW, **GROUPED, "sliding_window": None},

@@ -1,12 +1,17 @@
 """Kernels that DeepSpeed compiles when they are first needed.  Those of its optimizers write in place, on
-the card and on the host, and take no memory; those that quantise do.
+the card and on the host, and take no memory; those that quantise do.  Beside them its question whether GPUs
+that divide matrices (AutoTP) got the same batch, which is about values: they did.
 
 Source: deepspeed 0.19.8 ops/adam/fused_adam.py, cpu_adam.py, ops/lion, ops/adagrad, and what each calls;
-:mod:`measure.dry_run.libraries.deepspeed_quantizer`.
+runtime/engine.py _configure_tensor_parallel_states (``check_dataloader_inputs_same_across_ranks``), since
+0.16.4; :mod:`measure.dry_run.libraries.deepspeed_quantizer`.
 """
+
+# ruff: noqa: SLF001 - what DeepSpeed calls private here has no public name
 
 from __future__ import annotations
 
+from functools import partial, wraps
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,3 +48,20 @@ def install(imports: OnImport, guesses: Guesses) -> None:
         module.OpBuilder.load = load_or_stand_in
 
     imports.add("deepspeed.ops.op_builder.builder", change)
+    imports.add("deepspeed.runtime.engine", partial(_same_batch, guesses))
+
+
+def _same_batch(guesses: Guesses, module: ModuleType) -> None:
+    """The first forward pass asks nothing."""
+    engine: Any = module.DeepSpeedEngine
+    configure = getattr(engine, "_configure_tensor_parallel_states", None)
+    if configure is None:
+        return
+
+    @wraps(configure)
+    def configured(self: Any, *args: Any, **kwargs: Any) -> None:
+        configure(self, *args, **kwargs)
+        guesses.assume("whether GPUs that divide matrices get the same batch", "yes", "deepspeed")
+        self.first_dataloader_check.remove()
+
+    engine._configure_tensor_parallel_states = configured

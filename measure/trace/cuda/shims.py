@@ -36,7 +36,7 @@ class Situation:
     ``padded``: whether a batch holds padding, which the program asks the mask for.  ``real_tokens``: its
     tokens without padding.  ``multiprocessors``: those of the card, by which some kernels divide their sums.
     ``has_flash``: the card runs torch's FlashAttention.  ``fp8_by``: what multiplies by matrices that are
-    stored in fp8.
+    stored in fp8.  ``recurrent_kernels``: whether packages compute layers without attention.
     """
 
     padded: bool
@@ -45,6 +45,7 @@ class Situation:
     multiprocessors: int = USUAL_MULTIPROCESSORS
     has_flash: bool = True
     fp8_by: Literal["nothing", "triton", "deepgemm"] = "nothing"
+    recurrent_kernels: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +280,9 @@ SHIMS: tuple[Shim, ...] = (
         "the packages of layers without attention need CUDA, and without them Transformers runs "
         "another program",
         "transformers/integrations/hub_kernels.py use_kernel_func_from_hub_with_fallback",
-        lambda situation: recurrent_kernels(situation.multiprocessors),
+        lambda situation: (
+            recurrent_kernels(situation.multiprocessors) if situation.recurrent_kernels else nullcontext()
+        ),
     ),
     Shim(
         "fused_dropout",

@@ -37,7 +37,7 @@ def read_deepspeed(keys: Keys, reading: Reading) -> None:
         NotModelledError: something that no formula covers.
     """
     keys.refuse_switched_on(_UNMODELLED)
-    _read_degrees(keys)
+    _read_degrees(keys, reading)
     _read_sizes(keys, reading)
     _read_precision(keys, reading)
     _read_sums(keys, reading)
@@ -78,13 +78,20 @@ def _read_sums(keys: Keys, reading: Reading) -> None:
         reading.switch("zero_sums_fp32", "never", keys.where(f"seq_parallel_{name}"))
 
 
-def _read_degrees(keys: Keys) -> None:
+def _read_degrees(keys: Keys, reading: Reading) -> None:
+    """Enter over how many GPUs DeepSpeed divides matrices (AutoTP)."""
     keys.refuse_above_one({"sequence_parallel_size": "a sequence-parallel degree"})
     parallel = keys.part("tensor_parallel")
-    if parallel is not None:
-        parallel.refuse_above_one(
-            {"autotp_size": "a tensor-parallel degree", "tp_size": "a tensor-parallel degree"}
-        )
+    if parallel is None:
+        return
+    degree = parallel.count("autotp_size") if parallel.get("autotp_size") else None
+    parallel.skip(("autotp_size", "dtype"))
+    if degree is None or degree == 1:
+        parallel.refuse_above_one({"tp_size": "a tensor-parallel degree"})
+        parallel.skip_rest()
+        return
+    parallel.refuse_rest("AutoTP is modelled as autotp_size alone has it")
+    reading.say("tensor_parallel", degree, parallel.where("autotp_size"))
 
 
 def _read_sizes(keys: Keys, reading: Reading) -> None:

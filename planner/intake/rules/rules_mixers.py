@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from planner.domain.mixer_specs import Mamba1Spec, Mamba2Spec, MixerSpec
+from planner.domain.mixer_specs import GatedDeltaSpec, Mamba1Spec, Mamba2Spec, MixerSpec
 from planner.errors import REFUSED_BY_TOOL
 from planner.intake.linears import refused_by_peft
 from planner.intake.rules.rule import Case, not_modelled, refuse, warn
@@ -16,6 +16,15 @@ def _mixers(case: Case) -> Iterator[MixerSpec]:
 
 def _mixes(case: Case) -> bool:
     return any(True for _ in _mixers(case))
+
+
+def _has_packages(case: Case) -> bool:
+    return case.stack.recurrent_kernels == "packages"
+
+
+def _runs_unread_torch(case: Case) -> bool:
+    unread = [Mamba1Spec, Mamba2Spec, *([] if case.stack.solves_chunks else [GatedDeltaSpec])]
+    return not _has_packages(case) and any(isinstance(each, tuple(unread)) for each in _mixers(case))
 
 
 def _fuses_out_proj(case: Case) -> bool:
@@ -60,8 +69,15 @@ MIXER_RULES = (
     warn(
         "recurrent-kernels",
         "Counted with causal-conv1d, flash-linear-attention and mamba-ssm installed; without them up to "
-        "twice the memory and many times the time",
-        _mixes,
+        "twice the memory and many times the time: --switches recurrent_kernels=torch",
+        lambda case: _mixes(case) and _has_packages(case),
+    ),
+    not_modelled(
+        "plain-recurrent-unread",
+        "Without mamba-ssm, and without flash-linear-attention before Transformers 5.17, layers without "
+        "attention run code in torch that was not read",
+        _runs_unread_torch,
+        lambda case: f"{case.model.architecture} with recurrent_kernels=torch",
     ),
     not_modelled(
         "recurrent-layers-elsewhere",

@@ -195,12 +195,12 @@ def token_rows(torch: Operators, ends: EndsView) -> Tensor:
 
 def _whole_rows(torch: Operators, ends: EndsView, rows: list[Tensor]) -> Tensor:
     """Each GPU looks up the words that it has, and the rows are summed; ``rows`` is emptied."""
-    if ends.model.parts == 1:
+    if ends.model.parts == 1 or ends.layer.by_autotp:
         return rows.pop()
     with torch.inside(ends.model.token_embedding.name):
         if splits_tokens(ends.layer):
             return scattered(torch, ends.layer, rows.pop())
-        return summed(torch, rows.pop())
+        return summed(torch, ends.layer, rows.pop())
 
 
 def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
@@ -210,7 +210,8 @@ def _lookup(torch: Operators, ends: EndsView, table: EmbeddingSpec) -> Tensor:
     Source: torch 2.13 distributed/tensor/_ops/_embedding_ops.py embedding_dense_backward_strategy.
     """
     count, dtype = table.param_count, ends.embed.dtypes.table
-    n_given = count * ends.model.parts if ends.layer.stack.whole_table_gradient else count
+    is_divided = ends.layer.stack.whole_table_gradient and not ends.layer.by_autotp
+    n_given = count * ends.model.parts if is_divided else count
     # FSDP2 sums before it reduces; without it, or where it waits with that, the whole sum is kept.
     sharding, no_sync = ends.layer.recipe.sharding, ends.layer.stack.fsdp_no_sync
     waits = not sharding.frees_blocks or sharding.reduces_last_only(no_sync)

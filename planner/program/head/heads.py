@@ -71,7 +71,8 @@ def split(
 
     def keep(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         arrived.append(gradient)
-        return [Tensor(None, unit, count, gradient.dtype)]
+        # One node: its gradients come without sums.
+        return [Tensor(None, unit, count, gradient.dtype) if len(arrived) == 1 else None]
 
     whole = record(torch, x.alias(), [x], [], backward)
     return [record(torch, part_of(whole, count), [whole], [], keep) for count in counts]

@@ -22,6 +22,7 @@ from planner.domain.mixer_specs import (
 )
 from planner.program.head.heads import split
 from planner.program.layers.fused_scan import fused_mamba1
+from planner.program.layers.plain_delta import plain_delta_rule
 from planner.program.layers.selective_scan import mamba1
 from planner.program.layers.state_space import mamba2
 from planner.program.ops.autograd import record
@@ -71,15 +72,24 @@ def _gated_delta(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Ten
         else:
             mixed, gate, raw_beta, raw_decay = products
             products.clear()
+        plain = view.stack.recurrent_kernels == "torch"
         mixed = convolved(torch, view, mixed, spec.kernel, "conv1d")
+        if plain:
+            mixed = torch.kernel(mixed, "silu")
         query, key, value = split(torch, mixed, (spec.k_width, spec.k_width, spec.v_width))
         parts.clear()
         beta = torch.kernel(raw_beta, "sigmoid", saves="output")
         decay = _decay(torch, view, spec, raw_decay)
-        if repeats := spec.value_heads > spec.key_heads and view.stack.gated_delta != "grouped":
+        shared = spec.value_heads > spec.key_heads
+        if repeats := shared and (plain or view.stack.gated_delta != "grouped"):
             query, key = (repeat_kv(torch, each, spec.value_heads // spec.key_heads) for each in (query, key))
             spec = replace(spec, key_heads=spec.value_heads)
-        out = _delta_rule(torch, spec, (query, key, value), decay, beta, copied=repeats)
+        if plain:
+            # Gradients come head by head, and are copied for what was no copy of its own.
+            query, key = (each if repeats else torch.moved(each) for each in (query, key))
+            out = plain_delta_rule(torch, view, spec, (query, key, torch.moved(value)), decay, beta)
+        else:
+            out = _delta_rule(torch, spec, (query, key, value), decay, beta, copied=repeats)
         out = _gated_norm(torch, view, spec, out, gate)
         return linear(torch, view, view.linears("attn_out")[0], out)
 
@@ -195,7 +205,7 @@ def _gated_norm(torch: Operators, view: LayerView, spec: GatedDeltaSpec, x: Tens
     given = x.dtype
     with torch.inside("norm"):
         weight = torch.parameter(Unit.ONE, spec.value_dim, view.dtypes.norm, trained=view.trains_base)
-        if view.stack.gated_delta == "fused_norm":
+        if view.stack.gated_delta == "fused_norm" and view.stack.recurrent_kernels == "packages":
             return _fused_gated_norm(torch, spec, x, gate, weight)
         hidden = torch.to(x, "fp32")
         variance = torch.mean_of_rows(torch.square(hidden), spec.value_heads)

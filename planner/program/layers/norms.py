@@ -107,15 +107,16 @@ def _layer_norm(torch: Operators, view: LayerView, spec: NormSpec, x: Tensor) ->
         torch.parameter(Unit.ONE, spec.width, view.dtypes.norm, trained=view.trains_base)
         for _ in range(spec.weight + spec.bias)
     ]
-    if view.dtypes.autocast and given.dtype == "fp32":
-        # Small tensors, which take the host as long as large ones.
-        torch.spend("launches", Unit.ONE, sum(each.dtype != "fp32" for each in parameters))
+    cast = view.dtypes.autocast and given.dtype == "fp32"
+    # Small tensors, which take the host as long as large ones.
+    torch.spend("launches", Unit.ONE, cast * sum(each.dtype != "fp32" for each in parameters))
     of_parameters = [each.dtype for each in parameters if each.node is not None]
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
         of_x = torch.like(gradient, "native_layer_norm_backward", dtype, cost=(shape,))
         if of_parameters:
-            torch.pay([gradient, shape])
+            torch.move([gradient, shape], torch.manner.share)
+            torch.spend("launches", Unit.ONE, cast * sum(each != "fp32" for each in of_parameters))
         made: list[Tensor | None] = [
             torch.new(Unit.ONE, spec.width, each, "native_layer_norm_backward", cost=None)
             for each in of_parameters

@@ -14,7 +14,8 @@ from __future__ import annotations
 from planner.domain.model import LinearSpec
 from planner.program.ops.autograd import record
 from planner.program.ops.operators import Operators
-from planner.program.ops.tensors import Tensor
+from planner.program.ops.tensors import ELEMENT_BYTES, Tensor
+from planner.program.ops.work import SummedInPlace
 from planner.program.view import LayerView
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
@@ -30,14 +31,16 @@ def entering(torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor) -> 
 
     Where the stream is divided over tokens, ``x`` was gathered before, by :func:`gathered`.
     """
-    return with_summed_gradient(torch, x) if spec.divided == "outputs" and not splits_tokens(view) else x
+    return (
+        with_summed_gradient(torch, view, x) if spec.divided == "outputs" and not splits_tokens(view) else x
+    )
 
 
 def leaving(torch: Operators, view: LayerView, spec: LinearSpec, out: Tensor) -> Tensor:
     """The sum of what all GPUs return of a matrix with divided inputs: whole, or this GPU's tokens of it."""
     if spec.divided != "inputs":
         return out
-    return scattered(torch, view, out) if splits_tokens(view) else summed(torch, out)
+    return scattered(torch, view, out) if splits_tokens(view) else summed(torch, view, out)
 
 
 def splits_tokens(view: LayerView) -> bool:
@@ -45,18 +48,27 @@ def splits_tokens(view: LayerView) -> bool:
     return view.recipe.parallel.tensor > 1 and view.stack.model_parallel == "tokens"
 
 
-def summed(torch: Operators, x: Tensor) -> Tensor:
+def summed(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """All-reduce of the parts of a sum; the gradient of each part is that of the sum."""
+    if view.by_autotp:
+        return _in_place(torch, x)
     return record(torch, torch.like(x, ALL_REDUCE, cost=None), [x], [], lambda _, gradient: [gradient])
 
 
-def with_summed_gradient(torch: Operators, x: Tensor) -> Tensor:
+def with_summed_gradient(torch: Operators, view: LayerView, x: Tensor) -> Tensor:
     """``x``, the parts of whose gradient are summed."""
 
     def backward(_: list[Tensor], gradient: Tensor) -> list[Tensor | None]:
+        if view.by_autotp:
+            return [_in_place(torch, gradient)]
         return [torch.like(gradient, ALL_REDUCE, cost=None)]
 
     return record(torch, x.alias(), [x], [], backward)
+
+
+def _in_place(torch: Operators, x: Tensor) -> Tensor:
+    torch.spend(SummedInPlace(), x.unit, x.count * ELEMENT_BYTES[x.dtype])
+    return x
 
 
 def gathered(torch: Operators, view: LayerView, x: Tensor) -> Tensor:

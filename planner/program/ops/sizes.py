@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.arrays import ceil_div, minimum
-from planner.domain.mixer_specs import SCAN_BLOCK_TOKENS
+from planner.domain.mixer_specs import DELTA_CHUNK_TOKENS, SCAN_BLOCK_TOKENS
 from planner.domain.recipes.recipe import Number
 from planner.domain.scenario import Scenario
 from planner.program.head.loss_pieces import (
@@ -16,7 +16,8 @@ from planner.program.head.loss_pieces import (
     piece_tokens,
 )
 from planner.program.job import Job
-from planner.program.ops.tensors import EVALUATED, Unit
+from planner.program.ops.tensors import Unit
+from planner.program.ops.unit_names import EVALUATED
 from planner.program.position_tables import table_rows
 from planner.units import KIB, MIB
 
@@ -91,7 +92,20 @@ def batch_units(scenario: Scenario, tokens: Number, length: Number, pairs: Numbe
         Unit.LINE_TOKENS: images.tokens - images.tile_tokens if images else 0,
         Unit.PIXELS: n_images * images.numbers if images else 0,
         Unit.SCAN_BLOCKS: tokens / length * ceil_div(length, SCAN_BLOCK_TOKENS),
+        **_chunks(tokens, length),
         **_expert_rows(scenario, tokens),
+    }
+
+
+def _chunks(tokens: Number, length: Number) -> dict[Unit, Number]:
+    chunks = ceil_div(length, DELTA_CHUNK_TOKENS)
+    rows = tokens / length * DELTA_CHUNK_TOKENS
+    return {
+        Unit.CHUNKS: chunks,
+        Unit.CHUNK_ROWS: rows,
+        Unit.CHUNK_TOKENS: rows * chunks,
+        Unit.LATER_CHUNK_TOKENS: rows * (chunks - 1),
+        Unit.CHUNK_SQUARES: rows * chunks * chunks,
     }
 
 

@@ -120,53 +120,21 @@ class Unit(IntEnum):
     REAL_TOKENS = 59
     """Tokens of a padded micro-batch that are no padding, where one sample is as long as all may be."""
     EVAL_REAL_TOKENS = 60
-
-
-EVALUATED = {
-    Unit.TOKENS: Unit.EVAL_TOKENS,
-    Unit.SHIFTED_TOKENS: Unit.EVAL_SHIFTED_TOKENS,
-    Unit.REAL_TOKENS: Unit.EVAL_REAL_TOKENS,
-    Unit.PAIRS: Unit.EVAL_PAIRS,
-    Unit.RANK_TOKENS: Unit.EVAL_RANK_TOKENS,
-    Unit.PIECE_TOKENS: Unit.EVAL_PIECE_TOKENS,
-    Unit.PIECE_LOGITS: Unit.EVAL_PIECE_LOGITS,
-    Unit.SINK_PAIRS: Unit.EVAL_SINK_PAIRS,
-    Unit.ROWS: Unit.EVAL_ROWS,
-    Unit.PATCHES: Unit.EVAL_PATCHES,
-    Unit.RANK_PATCHES: Unit.EVAL_RANK_PATCHES,
-    Unit.IMAGE_TOKENS: Unit.EVAL_IMAGE_TOKENS,
-    Unit.COMPLETION_TOKENS: Unit.EVAL_COMPLETION_TOKENS,
-    Unit.ARRIVED_ROWS: Unit.EVAL_ARRIVED_ROWS,
-    Unit.EXPERT_ROWS: Unit.EVAL_EXPERT_ROWS,
-}
-"""Units of a batch that is trained on -> those of one that is evaluated."""
-PROMPTED = {
-    Unit.TOKENS: Unit.PROMPT_TOKENS,
-    Unit.PAIRS: Unit.PROMPT_PAIRS,
-    Unit.SINK_PAIRS: Unit.PROMPT_PAIRS,
-    Unit.LENGTH: Unit.PROMPT_LENGTH,
-    Unit.LENGTH_PAIRS: Unit.PROMPT_LENGTH_PAIRS,
-    Unit.RANK_TOKENS: Unit.PROMPT_RANK_TOKENS,
-    Unit.ROWS: Unit.GENERATED_ROWS,
-}
-"""Units of a batch that is trained on -> those of the prompts of one that is generated."""
-SAMPLED = {
-    Unit.TOKENS: Unit.GENERATED_ROWS,
-    Unit.PAIRS: Unit.CACHED_TOKENS,
-    Unit.SINK_PAIRS: Unit.CACHED_SINK_TOKENS,
-    Unit.LENGTH: Unit.ONE,
-    Unit.LENGTH_PAIRS: Unit.ONE,
-    Unit.RANK_TOKENS: Unit.GENERATED_RANK_ROWS,
-    Unit.ROWS: Unit.GENERATED_ROWS,
-}
-"""The same -> those of one more token of each sequence."""
-SCORED = {
-    Unit.TOKENS: Unit.SCORED_TOKENS,
-    Unit.PAIRS: Unit.SCORED_PAIRS,
-    Unit.SINK_PAIRS: Unit.SCORED_SINK_PAIRS,
-    Unit.ROWS: Unit.GENERATED_ROWS,
-}
-"""The same -> those of all sequences that were generated at once, prompts and completions."""
+    CHUNKS = 61
+    """Chunks of one sample, through which a layer without attention goes in a loop."""
+    CHUNK_TOKENS = 62
+    """Tokens of a micro-batch whose samples are filled up to whole chunks."""
+    CHUNK_SQUARES = 63
+    """These tokens times the chunks of their sample."""
+    CHUNK_ROWS = 64
+    """Tokens of one chunk of all samples; work is counted for each chunk in turn."""
+    LATER_CHUNK_TOKENS = 65
+    """``CHUNK_TOKENS`` without one chunk of each sample."""
+    EVAL_CHUNKS = 66
+    EVAL_CHUNK_TOKENS = 67
+    EVAL_CHUNK_SQUARES = 68
+    EVAL_CHUNK_ROWS = 69
+    EVAL_LATER_CHUNK_TOKENS = 70
 
 
 class Storage:
@@ -377,9 +345,9 @@ class Tape:
 
     def pay(self, cost: Sequence[Tensor] | Multiplies, writes: Sequence[Tensor] = ()) -> None:
         """Count one kernel: what it multiplies, reads and writes; attention has a rate of its own."""
-        self.spend("launches", Unit.ONE, self.manner.calls)
+        self.call("launches")
         if self.manner.waits and self.direction != "backward":
-            self.spend("waits", Unit.ONE, self.manner.calls)
+            self.call("waits")
         share = self.manner.share
         if not isinstance(cost, Multiplies):
             self.move((*cost, *writes), share)
@@ -391,15 +359,20 @@ class Tape:
         self.spend(cost.kind, cost.unit, cost.macs, share)
         self.move((*cost.reads, *writes), share)
 
+    def call(self, kind: Kind, times: float = 1) -> None:
+        """Count what the host does ``times`` at each call."""
+        self.spend(kind, self.manner.per or Unit.ONE, times * self.manner.calls)
+
     def move(self, tensors: Sequence[Tensor], share: Share) -> None:
         """Count the bytes of ``tensors`` once, as read or written."""
         counts = self._counts("bytes", share) if tensors else {}
         for each in tensors:
-            counts[each.unit] = counts.get(each.unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]
+            unit = _in_turn(each.unit)
+            counts[unit] = counts.get(unit, 0.0) + each.count * ELEMENT_BYTES[each.dtype]
 
     def spend(self, kind: Kind, unit: Unit, amount: float, share: Share | None = None) -> None:
         """Count so much work for each of ``unit``, in a ``share`` of the time; default: the manner's."""
-        counts = self._counts(kind, share or self.manner.share)
+        counts, unit = self._counts(kind, share or self.manner.share), _in_turn(unit)
         counts[unit] = counts.get(unit, 0.0) + amount
 
     def _counts(self, kind: Kind, share: Share) -> dict[Unit, float]:
@@ -412,7 +385,7 @@ class Tape:
     def counted_as(self, share: Share) -> AbstractContextManager[None]:
         """Kernels that are called here belong to one part of the step's time."""
         # Not ``replace``, which takes four times as long: there are ten of these in a layer.
-        return self.in_manner(Manner(share, self.manner.calls, self.manner.waits))
+        return self.in_manner(Manner(share, self.manner.calls, self.manner.waits, self.manner.per))
 
     def like(self, tensor: Tensor, op: str, dtype: Dtype | None = None, *, cost: Cost = ()) -> Tensor:
         """A new tensor of the shape and layout of ``tensor``, which is read for it, as is ``cost``."""
@@ -466,6 +439,11 @@ class Tape:
     def no_grad(self) -> AbstractContextManager[None]:
         """Run operators that keep nothing for a backward pass."""
         return replaced(self, grad_enabled=False)
+
+
+def _in_turn(unit: Unit) -> Unit:
+    """What all turns of a loop over chunks cost, of which each has a tensor of ``unit``."""
+    return Unit.CHUNK_TOKENS if unit is Unit.CHUNK_ROWS else unit
 
 
 @contextmanager

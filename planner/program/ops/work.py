@@ -68,7 +68,19 @@ class ToHost:
     unit_bytes: float
 
 
-Kind = Product | FusedAttention | Unpacking | ToHost | Literal["bytes", "launches", "waits", "calls"]
+@dataclass(frozen=True, slots=True)
+class SummedInPlace:
+    """What GPUs that divide matrices sum over themselves without a new tensor, counted in bytes."""
+
+
+Kind = (
+    Product
+    | FusedAttention
+    | Unpacking
+    | ToHost
+    | SummedInPlace
+    | Literal["bytes", "launches", "waits", "calls"]
+)
 """``waits``: launches between which the host waits for the GPU; ``calls``: Python that launches nothing,
 counted in operators that take the host as long.
 """
@@ -82,11 +94,13 @@ class Manner:
     """How operators run: their part of the time, how often each is called, and whether the host waits.
 
     ``waits``: before each call of a forward pass the GPU must have done the one before.
+    ``per``: they are called so often for each of a unit; ``None``: in all.
     """
 
     share: Share = "elementwise"
     calls: float = 1
     waits: bool = False
+    per: Unit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def _shifted(torch: Operators, view: LayerView, spec: LinearSpec) -> Tensor:
     """Every element shifted out of an int32, narrowed, and masked."""
     narrow: Dtype = "int16" if view.recipe.numerics.quantization == "gptq-int8" else "int8"
     count = spec.in_features * spec.out_features
-    torch.spend("launches", Unit.ONE, torch.manner.calls * _SMALL_OPERATORS)
+    torch.call("launches", _SMALL_OPERATORS)
     weight = torch.new(
         Unit.ONE, count, "int32", "bitwise_right_shift", "dequantization", cost=[packed(view, count)]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,19 +158,31 @@ def test_experts_that_transformers_divides(
     assert differences(program, trace) == []
 
 
+@pytest.mark.parametrize("more", ["zero2 --no-gradient-checkpointing", "zero1 --gradient-checkpointing"])
+def test_matrices_that_deepspeed_divides(more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AutoTP beside ZeRO: each request of the plan is one of the engine's, in the first process."""
+    monkeypatch.chdir(tmp_path)
+    program, trace = _requests(SMALL_LLAMA, f"--tensor-parallel 2 --sharding {more}", process=0)
+    assert len(program) > 500
+    assert differences(program, trace) == []
+
+
 def _requests(
-    config: dict[str, object], more: str, small: Collection[int] = ()
+    config: dict[str, object], more: str, small: Collection[int] = (), process: int = -1
 ) -> tuple[list[Request], list[Request]]:
-    """What the plan and the Trainer ask for on one of four GPUs; the trace ends behind its last request."""
+    """What the plan and the Trainer ask for on one of four GPUs; behind its last request the trace ends, or
+    has one step more.
+    """
+    more = more if "--sharding" in more else f"{more} --sharding fsdp"
     Path("config.json").write_text(json.dumps(config), encoding="utf-8")
     words = (
-        "--model config.json --method full --gpu h100-sxm:4 --stack hf-trainer@5 --sharding fsdp "
+        "--model config.json --method full --gpu h100-sxm:4 --stack hf-trainer@5 "
         f"--seq 1024 --padding longest --load-dtype bf16 {more}"
     )
     code, _, _ = called(main, ["trace", *words.split(), "--json", "--events", "events.jsonl"])
     assert code == 0
-    job = job_by(words)
+    job = replace(job_by(words), process=process)
     ignored, phases = ignored_sizes(job.scenario) | set(small), set(PHASES) - {"load", "adapters"}
     program = of_program(job, ignored, phases)
     trace = of_trace(read_jsonl(Path("events.jsonl")), ignored, phases)
-    return program[:-1], trace[:-1]
+    return program[:-1], trace[: len(program) - 1]

@@ -276,6 +276,24 @@ def test_the_peak_of_other_architectures(kind: str, way: str, tmp_path: Path) ->
     assert program == pytest.approx(trace, rel=0.005)
 
 
+@pytest.mark.every(3)
+@pytest.mark.parametrize("seq", [512, 100])
+@pytest.mark.parametrize("way", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_next", "lfm2"])
+def test_the_peak_of_layers_whose_packages_are_not_installed(
+    kind: str, way: str, seq: int, tmp_path: Path
+) -> None:
+    """Code of Transformers in torch, with a last chunk that is not full: within a thousandth."""
+    import_or_skip("peft")
+    from streams import both
+
+    config = written(tmp_path, {"model_type": kind, **_SMALL, **BY_PEAK[kind]}, "tiny.json")
+    flags = {"model": str(config), "gpu": "a100-80gb", "seq": seq, "batch": 2, **WAYS[way]}
+    case = resolved({**flags, "switches": ("recurrent_kernels=torch",)})
+    program, trace = (_peak(side) for side in both(case, ()))
+    assert program == pytest.approx(trace, rel=0.001)
+
+
 def _peak(requests: list[Request]) -> int:
     live = peak = 0
     for request in requests:

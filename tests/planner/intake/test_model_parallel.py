@@ -20,6 +20,8 @@ from planner.predicting import estimate
 from planner.program.job import job_of
 from planner.program.step import parts_of
 from planner.searching.variants import with_flags
+from planner.throughput.parallel_time import parallel_bytes
+from planner.throughput.time_inputs import job_of as timed_job_of
 from tests.jobs import resolved, typed
 
 BASE: dict[str, Any] = {"model": "llama-3.1-8b", "method": "full", "gpu": "h100-sxm:8", "seq": 32768}
@@ -129,6 +131,32 @@ def test_a_selective_checkpoint_keeps_what_the_ring_returns_once() -> None:
 
     # All steps run again where nothing is kept.
     assert made("full") == 2 * made("selective-op") > 0
+
+
+def test_deepspeed_divides_matrices_beside_zero() -> None:
+    """Sums make no tensor and are counted in time all the same; each GPU has the whole token table, and ZeRO
+    divides over those that have the same part.
+    """
+    flags: dict[str, Any] = {"tensor_parallel": 2, "sharding": "zero2", "seq": 4096}
+    scenario = scenario_of(**flags)
+    job = job_of(scenario, Coefficients())
+    ops = {op for part in parts_of(job) for _, op in part.template.ops}
+    assert (scenario.stack.id, job.optimizer_shards) == ("hf-trainer@5", 4)
+    assert (job.model.token_embedding.rows, job.model.head.out_features) == (128256, 128256 // 2)
+    assert "all_reduce" not in ops
+    timed = timed_job_of(scenario, Coefficients())
+    assert timed is not None
+    # Each layer sums two outputs and five gradients: of o and down, of the inputs of q, k, v, gate and up.
+    assert parallel_bytes(timed) >= 32 * (2 + 5) * 4096 * 4096 * 2
+    for other, words in (
+        ({"sharding": "zero3"}, "zero1 and zero2 are"),
+        ({"versions": ("deepspeed==0.18.4",)}, "of whose AutoTP nobody read"),
+        ({"model": "qwen2.5-7b"}, "architecture 'qwen2'"),
+        ({"eval_batch": 1}, "with evaluation"),
+        ({"stack": "llama-factory"}, "nobody read how it divides"),
+    ):
+        with pytest.raises(NotModelledError, match=words):
+            scenario_of(**flags | other)
 
 
 def test_a_job_is_the_part_of_one_gpu() -> None:

@@ -141,7 +141,8 @@ def refuse_tiles(keys: Keys, *, age: Age) -> None:
             "under FSDP2 Axolotl frees a layer's weights before its attention has gone back, and stops; "
             "leave it out",
         )
-    keys.refuse_switched_on({"tiled_mlp": "a tiled feed-forward part is not modelled"})
+    why = "a part in tiles is not modelled: leave it out, or ask measure trace -- axolotl train FILE"
+    keys.refuse_switched_on({"tiled_mlp": why})
 
 
 def read_stored_weights(keys: Keys, reading: Reading) -> None:

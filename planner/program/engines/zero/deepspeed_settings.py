@@ -23,7 +23,7 @@ _PERSISTENCE_WIDTHS = 10
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Sizes in elements; ``element_bytes``: of the engine's dtype; ``world``: number of processes.
+    """Sizes in elements; ``element_bytes``: of the engine's dtype; ``world``: processes that divide a copy.
 
     ``max_live``: what may be whole at a time; ``max_reuse``: how far ahead a use counts as soon;
     ``sub_group``: what the optimizer updates at a time; ``hpz``: processes that divide a second copy.
@@ -75,7 +75,7 @@ def settings_of(job: Job, *, fills: bool = True) -> Settings:
     persistence = _PERSISTENCE_WIDTHS * width if auto else _PERSISTENCE
     element_bytes = DTYPE_BYTES[recipe.numerics.compute_dtype] if recipe.numerics.mixed else FP32
     return Settings(
-        world=int(job.hardware.world_size),
+        world=int(job.hardware.world_size) // job.recipe.parallel.tensor,
         element_bytes=element_bytes,
         bucket=stage_3_bucket if stage_3 else stage_12_bucket,
         overlaps=stack.zero3_overlap if stage_3 else stack.zero12_overlap,

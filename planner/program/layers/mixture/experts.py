@@ -206,7 +206,11 @@ def _gate(torch: Operators, view: LayerView, gate_up: Tensor) -> Tensor:
 def _product(
     torch: Operators, view: LayerView, spec: LinearSpec, x: Tensor, weight: Tensor, biases: Tensor | None
 ) -> Tensor:
-    """``grouped_mm`` in the dtype of the weight; autocast has no part in it.  The bias is added in place."""
+    """``grouped_mm`` in the dtype of the weight; autocast has no part in it.  The bias is added in place.
+
+    Where no kernel groups products, torch's host issues one for each expert, forward and backward.
+    Ignored: that it waits for the numbers of rows first.
+    """
     rows = view.block.mlp.top_k
     if not view.stack.fused_experts:
         with torch.in_manner(replace(torch.manner, calls=spec.copies * spec.rank_factor)):
@@ -216,7 +220,10 @@ def _product(
     elif view.quantized(spec) and view.stack.quantizes_experts == "expanded":
         out = product_4bit(torch, view, spec, torch.to(x, view.dtypes.compute))
     else:
-        out = torch.mm(torch.to(x, weight.dtype), weight, rows * spec.out_features, copies=spec.copies)
+        grouped = view.groups_products and weight.dtype == "bf16"
+        given, calls = torch.to(x, weight.dtype), 1 if grouped else spec.copies
+        with torch.in_manner(replace(torch.manner, calls=torch.manner.calls * calls)):
+            out = torch.mm(given, weight, rows * spec.out_features, copies=spec.copies)
     if view.adapted(spec) and not view.merged(spec):
         down, up = _adapter(torch, view, spec)
         x, n_ranks = torch.to(x, down.dtype), rows * spec.rank_factor

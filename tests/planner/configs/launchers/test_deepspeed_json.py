@@ -32,6 +32,19 @@ def test_without_a_table_of_zero_nothing_is_divided() -> None:
         assert (read(table).value("sharding"), read(table).remarks) == ("zero0", [])
 
 
+def test_matrices_that_deepspeed_divides() -> None:
+    """AutoTP, as its degree alone has it."""
+    zero = {"zero_optimization": {"stage": 2}}
+    said = read(zero | {"tensor_parallel": {"autotp_size": 2}})
+    assert (said.value("tensor_parallel"), said.value("sharding")) == (2, "zero2")
+    assert read(zero | {"tensor_parallel": {"autotp_size": 0}}).value("tensor_parallel") is None
+    for more in ({"vocab_parallel_lm_head": True}, {"tp_size": 2}):
+        with pytest.raises(NotModelledError, match="autotp_size alone"):
+            read(zero | {"tensor_parallel": {"autotp_size": 2, **more}})
+    with pytest.raises(NotModelledError, match="a tensor-parallel degree of 2"):
+        read(zero | {"tensor_parallel": {"tp_size": 2}})
+
+
 def test_sizes_agree_with_the_trainer_or_are_refused() -> None:
     """``auto`` is what the trainer said; the batch of all GPUs is kept for later."""
     said = read(

@@ -98,7 +98,12 @@ EXAMPLES: dict[str, tuple[Flags, Flags] | tuple[str, str, str]] = {
         "",
         "--versions transformers==4.51.3",
     ),
-    "recurrent-kernels": ("--model qwen3.5-0.8b", "--model qwen3-0.6b"),
+    "recurrent-kernels": ("--model qwen3.5-0.8b", "", "--switches recurrent_kernels=torch"),
+    "plain-recurrent-unread": (
+        "--switches recurrent_kernels=torch",
+        "--model falcon-h1-0.5b",
+        "--model qwen3.5-0.8b",
+    ),
     "recurrent-layers-elsewhere": ("--model qwen3.5-0.8b", "--stack torchtune", "--stack trl"),
     "packed-out-proj": (
         "--method qlora --lora-targets in_proj",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from planner.domain.model import LinearSpec, MlpSpec
 from planner.domain.recipes.recipe import Quantization
 from planner.program.layers.feed_forward import feed_forward
+from planner.program.ops.tensors import Unit
 from tests.planner.program.layer_views import HIDDEN, WIDTH, layer_of
 from tests.planner.program.matrix_runs import Run
 
@@ -194,3 +195,19 @@ def test_many_experts_run_in_eight_groups() -> None:
     """Of 60 experts ten run together."""
     assert in_turn(32).kept["silu", "TOKENS", 2 * WIDTH * 2 / 8] == 8
     assert in_turn(60).kept["silu", "TOKENS", 2 * WIDTH * 2 / 6] == 6
+
+
+def test_without_a_grouped_kernel_the_host_issues_a_product_for_each_expert() -> None:
+    """Two products of 4 experts, forward; of bf16 on a card that has the kernel they are one call each."""
+
+    def launches(groups: bool) -> float:
+        view = replace(layer_of("lora", MIXTURE, LINEARS), groups_products=groups)
+        view = replace(view, stack=replace(view.stack, fused_experts=True))
+        run = Run(lambda torch, x: feed_forward(torch, view, x), "bf16")
+        return sum(
+            counts[Unit.ONE]
+            for (stage, _, kind), counts in run.torch.work.items()
+            if (stage, kind) == ("forward", "launches")
+        )
+
+    assert launches(groups=False) - launches(groups=True) == 2 * (4 - 1)
