@@ -318,7 +318,9 @@ def n_tensors(stack: Stack, linear: LinearSpec) -> int:
 def _linear(job: Job, linear: LinearSpec, name: str) -> Iterator[Weight]:
     count = n_tensors(job.stack, linear)
     packed = job.regime.quantized and is_quantizable(linear, job.stack.passes_over)
-    sizes = [linear.copies] if count < linear.copies else []
+    # Experts of a layer are one tensor also where this GPU has one of them alone.
+    is_stacked = count < linear.copies or (linear.group == "expert" and linear.kind == "parameter")
+    sizes = [linear.copies] if is_stacked and job.stack.fused_experts else []
     for _ in range(count):
         weight = _weight(name, "matrix", *sizes, linear.out_features, linear.in_features)
         weight.packed = packed

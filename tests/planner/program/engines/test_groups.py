@@ -10,6 +10,7 @@ from planner.program.engines.groups import Sizes, around, part_of
 from planner.program.ops.tensors import Unit
 from planner.program.parameters import Weight, adapter_weights, model_weights
 from planner.program.request_stream import RequestStream
+from planner.program.step import step_of
 from tests.planner.program.engines.fsdp.test_fsdp import job
 
 
@@ -44,6 +45,24 @@ def test_bytes_of_a_shard_are_those_of_the_weight_that_it_is(flags: dict[str, ob
     sizes, weights = Sizes(subject), [*model_weights(subject), *adapter_weights(subject)]
     assert [sizes.shard_bytes(each) for each in weights] == [sizes.shard(each).unit_bytes for each in weights]
     assert sizes.shard_bytes(weights[0]) < weights[0].unit_bytes
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"model": "mixtral-8x7b", "expert_parallel": 8},
+        {"model": "mixtral-8x7b", "nodes": 2, "expert_parallel": 8, "gradient_checkpointing": True},
+        {"model": "qwen3-30b-a3b", "stack": "torchtitan@2025", "nodes": 16, "expert_parallel": 128},
+    ],
+)
+def test_one_expert_on_each_gpu_is_a_tensor_of_experts_all_the_same(flags: dict[str, object]) -> None:
+    """So it is in a unit of its own, whose gradients are found in backward."""
+    subject = job(**flags)
+    sizes = Sizes(subject)
+    experts = [each for each in model_weights(subject) if sizes.is_of_experts(each)]
+    assert experts
+    assert {each.shape[0] for each in experts} == {(Unit.ONE, 1)}
+    assert step_of(subject).events
 
 
 def matrix(name: str, rows: int, columns: int, *, trained: bool = True) -> Weight:
