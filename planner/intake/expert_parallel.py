@@ -68,6 +68,8 @@ def of_experts(scenario: Scenario) -> Iterator[str]:
 def _by_transformers(scenario: Scenario) -> bool:
     """Whether Transformers divides the model while it reads it."""
     stack = scenario.stack
+    if stack.model_parallel != "features":
+        return False
     return stack.runs_trainer and stack.fsdp2_casts == "never" and stack.mixture_code == "transformers"
 
 

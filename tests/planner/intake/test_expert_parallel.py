@@ -105,6 +105,7 @@ def test_an_exchange_between_nodes_takes_longer() -> None:
         ({"stack": "torchtitan"}, "it is on hf-trainer@5"),
         ({"stack": "hf-trainer@5", "sharding": "zero3"}, "it is on hf-trainer@5 .--sharding fsdp. and"),
         ({"stack": "hf-trainer@5", "versions": ("transformers==5.22.0",)}, "on stack 'hf-trainer@5'"),
+        ({"stack": "automodel"}, "on stack .automodel."),
         ({"stack": "hf-trainer@5", "sharding": "hsdp"}, "with sharding hsdp; fsdp is"),
         ({"stack": "hf-trainer@5", "model": "deepseek-v3"}, "for architecture 'deepseek_v3'"),
         ({"tensor_parallel": 2}, "beside tensor"),
