@@ -50,7 +50,7 @@ def of_experts(scenario: Scenario) -> Iterator[str]:
     recipe, stack, model = scenario.recipe, scenario.stack, scenario.model
     parallel = recipe.parallel
     if not model.is_moe:
-        yield f"for '{model.id}', which has no experts"
+        yield f"for '{model.id}', which has no experts: leave it out"
     by_trainer = _by_transformers(scenario)
     if not by_trainer and stack.mixture_code != "torchtitan-2025":
         yield f"on stack '{stack.id}'; it is on hf-trainer@5 (--sharding fsdp) and torchtitan@2025"

@@ -75,7 +75,7 @@ MIXER_RULES = (
     not_modelled(
         "plain-recurrent-unread",
         "Without mamba-ssm, and without flash-linear-attention before Transformers 5.17, layers without "
-        "attention run code in torch that was not read",
+        "attention run code in torch that was not read; with them installed, leave the switch out",
         _runs_unread_torch,
         lambda case: f"{case.model.architecture} with recurrent_kernels=torch",
     ),
