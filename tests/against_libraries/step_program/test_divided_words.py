@@ -46,6 +46,7 @@ def test_words_divided_over_gpus_have_four_wide_tensors_in_backward() -> None:
 
 def test_compiled_forward_over_divided_words_has_two_wide_tensors_and_saves_one() -> None:
     """Both live when the second is written; backward makes the 16-bit gradient alone."""
+    torch._dynamo.reset()
     labels, part = torch.zeros(ROWS, dtype=torch.long), torch.randn(ROWS, WORDS // SIZE).bfloat16()
     loss_of = torch.compile(lambda logits: torch.nn.functional.cross_entropy(logits.float(), labels))
     with group_of(SIZE) as mesh, loss_parallel():
