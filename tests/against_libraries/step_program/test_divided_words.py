@@ -10,7 +10,6 @@ torch = import_or_skip("torch")
 
 from live_bytes import LiveBytes
 from parallel_trace import group_of
-from torch._inductor.utils import run_and_get_code
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import loss_parallel
@@ -42,21 +41,3 @@ def test_words_divided_over_gpus_have_four_wide_tensors_in_backward() -> None:
     wide = ROWS * WORDS // SIZE * 4
     assert 3 * wide <= forward < 3.01 * wide
     assert 4 * wide <= counted.peak < 4.01 * wide
-
-
-def test_compiled_forward_over_divided_words_has_two_wide_tensors_and_saves_one() -> None:
-    """Both live when the second is written; backward makes the 16-bit gradient alone."""
-    torch._dynamo.reset()
-    labels, part = torch.zeros(ROWS, dtype=torch.long), torch.randn(ROWS, WORDS // SIZE).bfloat16()
-    loss_of = torch.compile(lambda logits: torch.nn.functional.cross_entropy(logits.float(), labels))
-    with group_of(SIZE) as mesh, loss_parallel():
-        logits = DTensor.from_local(part, mesh, [Shard(1)]).requires_grad_()
-        _, codes = run_and_get_code(lambda: loss_of(logits).backward())
-    forward, backward = (code[code.index("def call(") :] for code in codes)
-    made = f"empty_strided_cpu(({ROWS}, {WORDS // SIZE}), ({WORDS // SIZE}, 1), torch."
-    names = [line.split()[0] for line in forward.splitlines() if made + "float32" in line]
-    assert len(names) == 2
-    assert made + "bfloat16" not in forward
-    assert forward.index(f"del {names[0]}") > forward.index(f"{names[1]} = ")
-    assert names[1] in forward[forward.index("return (") :].split(")")[0]
-    assert backward.count(made) == backward.count(made + "bfloat16") == 1
