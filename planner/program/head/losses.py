@@ -14,6 +14,7 @@ from functools import partial
 from planner.domain.model import LinearSpec
 from planner.domain.stack import Stack
 from planner.program.checkpoint import checkpointed
+from planner.program.head.divided_loss import compiled_of_divided_words, of_divided_words
 from planner.program.ops.autograd import record
 from planner.program.ops.collectives import splits_tokens
 from planner.program.ops.operators import Costs, Operators, shape_of
@@ -60,6 +61,8 @@ def full_loss(
         return cross_entropy(torch, view, torch.contiguous(logits)), logits
     # The variable that holds the unshifted logits lives until the loss is there.
     scored = shifted(torch, view, wide) if "shifted" in copies else wide
+    if "compute_grad" in view.stack.loss_backward and splits_tokens(view):
+        return compiled_of_divided_words(torch, scored), logits
     if "log_softmax" not in copies:
         return (_compiled if "compute_grad" in view.stack.loss_backward else _in_place)(torch, scored), logits
     return cross_entropy(torch, view, scored), logits
@@ -125,7 +128,7 @@ def _compiled(torch: Operators, logits: Tensor) -> Tensor:
 def cross_entropy(torch: Operators, view: LayerView, logits: Tensor) -> Tensor:
     """Saves the log-softmax, which autocast widens; the gradient of the loss is as large."""
     if splits_tokens(view):
-        return _of_divided_words(torch, logits)
+        return of_divided_words(torch, logits)
     scores = torch.kernel(logits, "log_softmax", saves="output")
     return negative_likelihood(torch, torch.to(scores, "fp32") if view.dtypes.autocast else scores)
 
@@ -139,28 +142,6 @@ def negative_likelihood(torch: Operators, scores: Tensor) -> Tensor:
         return [torch.new(shape.unit, shape.count, shape.dtype, "nll_loss_backward")]
 
     return record(torch, loss, [scores], [scores, labels], backward)
-
-
-def _of_divided_words(torch: Operators, logits: Tensor) -> Tensor:
-    """Where each GPU has the logits of some words: no kernel makes the log-softmax at once, nor its gradient.
-
-    Source: torch 2.13 distributed/tensor/parallel/loss.py ``_log_softmax`` and
-    ``_nll_loss_and_log_softmax_backward``, which torchtitan e347b1e5e takes; torchtitan 0.3.0
-    components/loss.py _LossParallelCrossEntropy.
-    """
-    shifted = torch.like(logits, "sub")
-    _exponentials_of = torch.like(shifted, "exp")
-    del _exponentials_of
-    scores, shape = torch.like(shifted, "sub"), shape_of(shifted)
-
-    def backward(kept: list[Tensor], _: Tensor) -> list[Tensor | None]:
-        labels = torch.new(shape.unit, shape.count, shape.dtype, "zeros_like")
-        softmax = torch.like(kept[0], "exp")
-        both = torch.like(labels, "add", cost=(softmax,))
-        del softmax
-        return [torch.like(both, "mul")]
-
-    return record(torch, torch.new(Unit.TOKENS, 1, "fp32", "nll_loss"), [logits], [scores], backward)
 
 
 def cuts_logits(stack: Stack) -> bool:

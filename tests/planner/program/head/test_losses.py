@@ -227,3 +227,20 @@ def test_words_divided_over_gpus_have_four_wide_tensors_in_backward() -> None:
         checkpoint_policy="full",
     )
     assert peak(asked, VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 16
+
+
+def test_compiled_forward_over_divided_words_makes_the_gradient_beside_its_labels() -> None:
+    """16-bit logits and two wide tensors, as torch 2.13's inductor writes them.
+    (``tests/against_libraries/step_program/test_divided_words.py``).
+    """
+    asked = job(
+        method="full",
+        stack="torchtitan-compile",
+        task="pretrain",
+        gpus=4,
+        tensor_parallel=2,
+        sharding="fsdp",
+        gradient_checkpointing=True,
+        checkpoint_policy="full",
+    )
+    assert peak(asked, VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 10
