@@ -230,9 +230,7 @@ def test_words_divided_over_gpus_have_four_wide_tensors_in_backward() -> None:
 
 
 def test_compiled_forward_over_divided_words_makes_the_gradient_beside_its_labels() -> None:
-    """16-bit logits and two wide tensors, as torch 2.13's inductor writes them.
-    (``tests/against_libraries/step_program/test_divided_words.py``).
-    """
+    """16-bit logits and two wide tensors, as torch 2.13's inductor writes them."""
     asked = job(
         method="full",
         stack="torchtitan-compile",
