@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from planner.errors import UnknownNameError, UsageError, show
-from planner.units import format_bytes, parse_size_bytes
+from planner.units import KILO, MEGA, format_bytes, parse_size_bytes
 
 Kind = Literal["text", "choice", "integer", "number", "size", "flag", "names"]
 
@@ -233,7 +233,7 @@ def _out_of_range(field: RequestField, value: object, noun: str) -> UsageError:
     hint = " (4k is 4,096, 1m is 1,048,576)" if field.of_tokens and isinstance(value, str) else ""
     if not field.of_tokens and (short := _TOKENS.fullmatch(str(value).lower())):
         # Of tokens a k is 1,024; of anything else nobody may take it for that.
-        hint = f": write {float(short[1]) * {'k': 1e3, 'm': 1e6}[short[2]]:.0f}"
+        hint = f": write {float(short[1]) * {'k': KILO, 'm': MEGA}[short[2]]:.0f}"
     return UsageError(f"{field.name} must be {noun} {field.range_text}, but it is {show(value)}{hint}")
 
 

@@ -88,18 +88,9 @@ def test_sequences_that_the_trainer_divides(
     The ring divides what is evaluated, too.
     """
     monkeypatch.chdir(tmp_path)
-    words = (
-        "--model qwen2.5-0.5b --method full --gpu h100-sxm:2 --stack hf-trainer@5 --context-parallel 2 "
-        f"--seq 2048 --sharding {sharding} --precision bf16-mixed --load-dtype bf16 --json"
-    ).split()
-    code, out, _ = called(main, ["trace", *words])
-    planned, said, _ = called(plan, words)
-    assert (code, planned) == (0, 0)
-    trace, prediction = json.loads(out), json.loads(said)
-    for peak in ("allocated", "reserved"):
-        assert prediction["memory"][f"{peak}_peak_bytes"] == pytest.approx(
-            trace[f"{peak}_peak_bytes"], rel=0.01
-        )
+    _peaks_agree(
+        f"--context-parallel 2 --seq 2048 --sharding {sharding} --precision bf16-mixed --load-dtype bf16"
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,18 +108,7 @@ def test_what_a_trainer_is_told_beside_its_engine(
 ) -> None:
     """A fused loss without its package, an evaluation, a model that sees."""
     monkeypatch.chdir(tmp_path)
-    words = (
-        "--model qwen2.5-0.5b --method full --gpu h100-sxm:2 --stack hf-trainer@5 --seq 512 --batch 2 "
-        f"--json {more}"
-    ).split()
-    code, out, _ = called(main, ["trace", *words])
-    planned, said, _ = called(plan, words)
-    assert (code, planned) == (0, 0)
-    trace, prediction = json.loads(out), json.loads(said)
-    for peak in ("allocated", "reserved"):
-        assert prediction["memory"][f"{peak}_peak_bytes"] == pytest.approx(
-            trace[f"{peak}_peak_bytes"], rel=0.01
-        )
+    _peaks_agree(f"--seq 512 --batch 2 {more}")
 
 
 @pytest.mark.parametrize("more", ["--no-gradient-checkpointing", "--gradient-checkpointing --grad-accum 2"])
@@ -165,6 +145,20 @@ def test_matrices_that_deepspeed_divides(more: str, tmp_path: Path, monkeypatch:
     program, trace = _requests(SMALL_LLAMA, f"--tensor-parallel 2 --sharding {more}", process=0)
     assert len(program) > 500
     assert differences(program, trace) == []
+
+
+def _peaks_agree(more: str) -> None:
+    """Plan and dry run of one job over two GPUs, within a hundredth."""
+    job = "--model qwen2.5-0.5b --method full --gpu h100-sxm:2 --stack hf-trainer@5 --json"
+    words = f"{job} {more}".split()
+    code, out, _ = called(main, ["trace", *words])
+    planned, said, _ = called(plan, words)
+    assert (code, planned) == (0, 0)
+    trace, prediction = json.loads(out), json.loads(said)
+    for peak in ("allocated", "reserved"):
+        assert prediction["memory"][f"{peak}_peak_bytes"] == pytest.approx(
+            trace[f"{peak}_peak_bytes"], rel=0.01
+        )
 
 
 def _requests(

@@ -212,33 +212,27 @@ def test_a_loss_that_nobody_uses_keeps_its_log_softmax_beside_another_one() -> N
     assert peak(asked) == (TOKENS * 10 + SHIFTED * 4) * VOCABULARY
 
 
+def divided_words(stack: str) -> Job:
+    """Where two GPUs have the logits of half the vocabulary each."""
+    return job(
+        method="full",
+        stack=stack,
+        task="pretrain",
+        gpus=4,
+        tensor_parallel=2,
+        sharding="fsdp",
+        gradient_checkpointing=True,
+        checkpoint_policy="full",
+    )
+
+
 def test_words_divided_over_gpus_have_four_wide_tensors_in_backward() -> None:
     """Log-softmax, labels, their sum with the softmax, and the gradient; as torch's own function has them
     (``tests/against_libraries/step_program/test_divided_words.py``).
     """
-    asked = job(
-        method="full",
-        stack="torchtitan@2025",
-        task="pretrain",
-        gpus=4,
-        tensor_parallel=2,
-        sharding="fsdp",
-        gradient_checkpointing=True,
-        checkpoint_policy="full",
-    )
-    assert peak(asked, VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 16
+    assert peak(divided_words("torchtitan@2025"), VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 16
 
 
 def test_compiled_forward_over_divided_words_makes_the_gradient_beside_its_labels() -> None:
     """16-bit logits and two wide tensors, as torch 2.13's inductor writes them."""
-    asked = job(
-        method="full",
-        stack="torchtitan-compile",
-        task="pretrain",
-        gpus=4,
-        tensor_parallel=2,
-        sharding="fsdp",
-        gradient_checkpointing=True,
-        checkpoint_policy="full",
-    )
-    assert peak(asked, VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 10
+    assert peak(divided_words("torchtitan-compile"), VOCABULARY // 2) == TOKENS * VOCABULARY // 2 * 10
